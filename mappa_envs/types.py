@@ -150,13 +150,26 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The grader's verdict on a finished episode; the coach has no say in it.
+
+    `value` is in [0, 1]. `metrics` holds the task's metric and further figures by name (undefined =
+    None), `code` the grader's reason code, `message` its words.
+    """
+
+    value: float
+    success: bool
+    code: str
+    message: str = ""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Episode:
     """One team attempt at one task.
 
-    `outcome` is in [0, 1] and None until the end; `success` says that the task's own goal was
-    reached (DSBench: a valid submission that could be scored). `metrics` holds the task's metric and
-    further figures by name, undefined = None. `start_role` is set when the episode began in the
-    middle, on artifacts of the scripted expert.
+    `outcome` is None until the end. `start_role` is set when the episode began in the middle, on
+    artifacts of the scripted expert.
     """
 
     env_id: str
@@ -166,11 +179,7 @@ class Episode:
     seed: int
     start_role: str | None = None
     turns: tuple[Turn, ...] = ()
-    outcome: float | None = None
-    success: bool = False
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-    grade_code: str | None = None
-    grade_message: str = ""
+    outcome: Outcome | None = None
     stop_reason: StopReason | None = None
 
     def to_json(self) -> str:
