@@ -168,7 +168,7 @@ class Outcome:
 class Episode:
     """One team attempt at one task.
 
-    `outcome` is None until the end. `start_role` is set when the episode began in the middle, on
+    `outcome` and what follows it are the grader's `Outcome`, None or empty until the end. `start_role` is set when the episode began in the middle, on
     artifacts of the scripted expert.
     """
 
@@ -179,7 +179,11 @@ class Episode:
     seed: int
     start_role: str | None = None
     turns: tuple[Turn, ...] = ()
-    outcome: Outcome | None = None
+    outcome: float | None = None
+    success: bool = False
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    grade_code: str | None = None
+    grade_message: str = ""
     stop_reason: StopReason | None = None
 
     def to_json(self) -> str:
