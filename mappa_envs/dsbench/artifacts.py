@@ -1,0 +1,140 @@
+"""What the required files of a DSBench team are worth, found out inside the sandbox.
+
+    >>> tables = Tables.read(task.files["train.csv"], task.files["test.csv"], task.spec)
+    >>> found = await inspect(workspace, ["X_train.pkl", "X_test.pkl"], task.spec, tables)
+    >>> found["X_test.pkl"].problem
+    'X_test.pkl has 3 columns, X_train.pkl has 4'
+
+Each file is looked at in its own throw-away worker (`inspector`), so a crash loses only that one. The host
+never unpickles anything. For a valid file `problem` is empty or a remark: usable, but not perfect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Self
+
+from mappa_envs.dsbench import metrics
+from mappa_envs.dsbench.grading import TaskSpec, canonical
+from mappa_envs.errors import DataError
+from mappa_envs.sandbox.base import Workspace
+from mappa_envs.types import Artifact
+
+TIME_S = 20.0
+"""For one file. A model that needs longer to predict test.csv is not found valid."""
+STATUSES = ("valid", "invalid", "unverifiable", "missing")
+
+_BOOT = """
+import json, sys, types
+sys.path[:] = [entry for entry in sys.path if entry not in ("", ".")]
+pickles = types.ModuleType("mappa_envs.dsbench.safe_pickle")
+sys.modules[pickles.__name__] = pickles
+exec(compile({safe_pickle!r}, "<safe_pickle>", "exec"), pickles.__dict__)
+space = {{"__name__": "inspector"}}
+exec(compile({inspector!r}, "<inspector>", "exec"), space)
+report(space["examine"](json.loads({job!r})))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """What the trusted side knows of train.csv and test.csv: an agent may change its copies."""
+
+    train_rows: int
+    test_rows: int
+    train_sha256: str
+    ids_sha256: str
+    """Of the sorted canonical ids of test.csv, one a line."""
+
+    @classmethod
+    def read(cls, train: Path, test: Path, spec: TaskSpec) -> Self:
+        """From the task's own files; cached by path, size and time. Raises `DataError`."""
+        stamp = tuple((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in (train, test))
+        return cls(**_facts(stamp, spec.id_column))
+
+
+@lru_cache(maxsize=512)
+def _facts(stamp: tuple[tuple[str, int, int], ...], id_column: str) -> dict[str, Any]:
+    train, test = (Path(path) for path, _, _ in stamp)
+    header, rows = _rows(test)
+    if id_column not in header:
+        raise DataError(f"{test}: there is no id column {id_column!r}")
+    at = header.index(id_column)
+    ids = sorted(canonical(row[at]) for row in rows)
+    return {
+        "train_rows": len(_rows(train)[1]),
+        "test_rows": len(ids),
+        "train_sha256": hashlib.sha256(train.read_bytes()).hexdigest(),
+        "ids_sha256": hashlib.sha256("\n".join(ids).encode()).hexdigest(),
+    }
+
+
+def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = [row for row in csv.reader(file) if row]
+    return (rows[0], rows[1:]) if rows else ([], [])
+
+
+async def inspect(
+    workspace: Workspace, paths: Sequence[str], spec: TaskSpec, tables: Tables, *, time_s: float = TIME_S
+) -> dict[str, Artifact]:
+    """Look at the named files, which may be missing, all at the same time.
+
+    Known names are X_train.pkl, X_test.pkl, y_train.pkl, model.pkl and submission.csv; of any other file
+    only that it is a regular, non-empty one. `written_by` is left to the caller.
+    Raises `SandboxError` only when the sandbox itself failed.
+    """
+    reports = await asyncio.gather(
+        *(workspace.inspect(_script(path, spec, tables), time_s=time_s) for path in paths)
+    )
+    return {path: _artifact(path, report) for path, report in zip(paths, reports, strict=True)}
+
+
+def _script(path: str, spec: TaskSpec, tables: Tables) -> str:
+    hidden = [*spec.target_columns, *([spec.label_column] if spec.label_column else [])]
+    job = {
+        "path": path,
+        "id": spec.id_column,
+        "targets": list(spec.target_columns),
+        "hidden": hidden,
+        "labels": list(spec.labels) if spec.labels is not None else None,
+        "family": metrics.metric(spec.metric).family.value,
+        "train_rows": tables.train_rows,
+        "test_rows": tables.test_rows,
+        "train_sha256": tables.train_sha256,
+        "ids_sha256": tables.ids_sha256,
+    }
+    return _BOOT.format(job=json.dumps(job), **_sources())
+
+
+@lru_cache(maxsize=1)
+def _sources() -> dict[str, str]:
+    folder = resources.files("mappa_envs.dsbench")
+    return {name: (folder / f"{name}.py").read_text("utf-8") for name in ("safe_pickle", "inspector")}
+
+
+def _artifact(path: str, report: Any) -> Artifact:
+    """The report as a record. It comes from a worker that loaded untrusted data: check every field."""
+    if not isinstance(report, dict) or report.get("status") not in STATUSES:
+        problem = f"{path} could not be looked at: loading or using it crashed or took too long"
+        return Artifact(path=path, status="unverifiable", problem=problem)
+    shape, nan = report.get("shape"), report.get("nan_share")
+    sound = isinstance(shape, list) and all(isinstance(n, int) and n >= 0 for n in shape)
+    share = nan if isinstance(nan, (int, float)) and math.isfinite(nan) and 0 <= nan <= 1 else None
+    return Artifact(
+        path=path,
+        status=report["status"],
+        kind=str(report.get("kind", ""))[:80],
+        shape=tuple(shape) if sound and shape is not None else None,
+        nan_share=None if share is None else float(share),
+        problem=str(report.get("problem", ""))[:400],
+    )

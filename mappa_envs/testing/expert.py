@@ -1,0 +1,158 @@
+"""A scripted expert: for any role of the DSBench team, a whole message that does the role's job.
+
+    >>> expert_action("modeler_0", task)
+    'I fit a small forest.\n\n```python\nimport pickle\n...'
+
+It reads only what an agent may read (files of the workspace, names of columns and metric), never an answer.
+It is quick and decent, not tuned. `lay_artifacts` uses it to start an episode in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from mappa_envs.dsbench import metrics
+from mappa_envs.dsbench.grading import TaskSpec
+from mappa_envs.dsbench.metrics import Family
+from mappa_envs.errors import ConfigError, DataError
+from mappa_envs.sandbox.base import Workspace
+
+
+class TabularTask(Protocol):
+    """What the expert needs of a task."""
+
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def spec(self) -> TaskSpec: ...
+
+
+DATA_ENGINEER = """\
+import pandas as pd
+train, test = pd.read_csv("train.csv"), pd.read_csv("test.csv")
+columns = [c for c in test.columns if c != {id!r} and c not in {hidden!r}]
+X = pd.concat([train[columns], test[columns]], ignore_index=True)
+for c in columns:
+    if not pd.api.types.is_numeric_dtype(X[c]):
+        X[c] = X[c].astype(str).astype("category").cat.codes
+    X[c] = X[c].fillna(X[c].median() if X[c].notna().any() else 0).astype(float)
+X.iloc[:len(train)].to_pickle("X_train.pkl")
+X.iloc[len(train):].reset_index(drop=True).to_pickle("X_test.pkl")
+{target}.to_pickle("y_train.pkl")
+print("X_train.pkl, y_train.pkl and X_test.pkl are saved:", X.shape[1], "numeric features")
+"""
+
+MODELER = """\
+import pickle
+import numpy as np
+import pandas as pd
+{imports}
+X, y = pd.read_pickle("X_train.pkl"), pd.read_pickle("y_train.pkl")
+model = {model}
+model.fit(X, y)
+with open("model.pkl", "wb") as file:
+    pickle.dump(model, file)
+print("model.pkl is saved")
+"""
+
+ANALYST = """\
+import pickle
+import numpy as np
+import pandas as pd
+with open("model.pkl", "rb") as file:
+    model = pickle.load(file)
+X = pd.read_pickle("X_test.pkl")
+submission = pd.DataFrame({{{id!r}: pd.read_csv("test.csv")[{id!r}]}})
+{predict}
+submission.to_csv("submission.csv", index=False)
+print("submission.csv is saved:", submission.shape)
+"""
+
+_TALK = {
+    "data_engineer": "I encode text as codes, fill the gaps and save the three tables.",
+    "modeler": "I fit a small forest on the prepared table.",
+    "analyst": "I predict the test rows and write the submission.",
+}
+_PREDICT = {
+    Family.LABEL: "submission[{targets!r}[0]] = model.predict(X)",
+    Family.SCORE: "submission[{targets!r}[0]] = model.predict_proba(X)[:, {which}]",
+    Family.CLASS_PROBABILITY: "classes = model.classes_.astype(str)\n"
+    "chances = pd.DataFrame(model.predict_proba(X), columns=classes)\n"
+    "for c in {targets!r}:\n    submission[c] = chances[c] if c in chances else 0.0",
+    Family.RANKING: "best = np.argsort(-model.predict_proba(X), axis=1)[:, :3]\n"
+    "submission[{targets!r}[0]] = [' '.join(str(model.classes_[i]) for i in row) for row in best]",
+    Family.NUMBER: "guess = np.asarray(model.predict(X)).reshape(len(X), -1)\n"
+    "for i, c in enumerate({targets!r}):\n    submission[c] = guess[:, i]",
+}
+
+
+class ExpertPolicy:
+    """`policy(agent, task)` is the expert's message for that agent."""
+
+    def __call__(self, agent: str, task: TabularTask) -> str:
+        return expert_action(agent, task)
+
+
+def expert_action(role_name: str, task: TabularTask) -> str:
+    """The message of one role (`data_engineer_0`, `modeler_0`, `analyst_0`). Raises `ConfigError`."""
+    return f"{_TALK[_seat(role_name)]}\n\n```python\n{expert_code(role_name, task)}```\n"
+
+
+def expert_code(role_name: str, task: TabularTask) -> str:
+    """The code of that message alone."""
+    spec, seat = task.spec, _seat(role_name)
+    family = metrics.metric(spec.metric).family
+    targets = list(spec.target_columns)
+    if seat == "data_engineer":
+        hidden = [*targets, *([spec.label_column] if spec.label_column else [])]
+        return DATA_ENGINEER.format(id=spec.id_column, hidden=hidden, target=_target(family, spec))
+    if seat == "modeler":
+        return MODELER.format(**_model(family, spec))
+    predict = _PREDICT.get(family, _PREDICT[Family.LABEL])
+    return ANALYST.format(id=spec.id_column, predict=predict.format(targets=targets, which=_which(spec)))
+
+
+async def lay_artifacts(workspace: Workspace, task: TabularTask, upstream_roles: Sequence[str]) -> None:
+    """Put the artifacts of these roles, made by the expert, into the workspace; no text, no code.
+
+    Raises `DataError` when the expert cannot solve the task, `SandboxError` when the sandbox failed.
+    """
+    if not upstream_roles:
+        return
+    result = await workspace.run([expert_code(role, task) for role in upstream_roles])
+    if not result.ok:
+        why = result.limit or result.exception or f"exit code {result.exit_code}"
+        raise DataError(f"task {task.task_id}: the scripted expert failed ({why}): {result.stderr[-300:]}")
+
+
+def _seat(role_name: str) -> str:
+    seat = role_name.rsplit("_", 1)[0] if role_name.rsplit("_", 1)[-1].isdigit() else role_name
+    if seat not in _TALK:
+        raise ConfigError(f"the scripted expert knows no role {role_name!r}; it plays {', '.join(_TALK)}")
+    return seat
+
+
+def _which(spec: TaskSpec) -> str:
+    """The column of the positive class; the last of the sorted labels unless the task names it."""
+    return "-1" if spec.positive is None else f"[str(c) for c in model.classes_].index({spec.positive!r})"
+
+
+def _target(family: Family, spec: TaskSpec) -> str:
+    targets = list(spec.target_columns)
+    if family is Family.CLASS_PROBABILITY and spec.label_column is None:
+        return f"train[{targets!r}].idxmax(axis=1)"
+    return f"train[{spec.label_column or (targets[0] if len(targets) == 1 else targets)!r}]"
+
+
+def _model(family: Family, spec: TaskSpec) -> dict[str, str]:
+    kind = "Regressor" if family is Family.NUMBER else "Classifier"
+    imports = f"from sklearn.ensemble import ExtraTrees{kind}"
+    leaf, share = (3, 1.0) if family is Family.NUMBER else (2, 0.5)
+    weight = ", class_weight='balanced'" if spec.metric in ("f1", "f1_macro") else ""
+    model = f"ExtraTrees{kind}(40, min_samples_leaf={leaf}, max_features={share}, random_state=0{weight})"
+    if spec.metric == "rmsle":
+        imports += "\nfrom sklearn.compose import TransformedTargetRegressor"
+        model = f"TransformedTargetRegressor({model}, func=np.log1p, inverse_func=np.expm1)"
+    return {"imports": imports, "model": model}
