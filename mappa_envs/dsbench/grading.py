@@ -15,6 +15,7 @@ import math
 import os
 import re
 import stat
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -150,6 +151,29 @@ def report(submission: Path | bytes | None, answers: Path, spec: TaskSpec) -> di
     return metrics.report(
         family, aligned.truth, aligned.guess, labels=aligned.labels, positive=aligned.positive
     )
+
+
+def read_column(path: Path, name: str) -> list[str]:
+    """The cells of one column as ids and labels compare. Raises `DataError` without it."""
+    spec = TaskSpec("jaccard", name, ())
+    try:
+        return _parse(path.read_text(encoding="utf-8-sig"), spec, [], keep=sys.maxsize)[0]
+    except (OSError, UnicodeDecodeError, _Invalid) as fault:
+        raise DataError(f"{path}: unusable table: {fault}") from fault
+
+
+def perfect_submission(answers: Path, spec: TaskSpec) -> bytes:
+    """A submission that says the truth, as CSV. Raises `DataError` on unusable answers."""
+    true = _read_answers(answers, spec)
+    columns = true.columns
+    if metrics.metric(spec.metric).family is Family.SCORE:
+        aligned = _values([["1"] * len(true.ids) for _ in columns], true, spec, [])
+        columns = [[str(value) for value in column] for column in aligned.truth.T]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([spec.id_column, *spec.target_columns])
+    writer.writerows(zip(true.ids, *columns, strict=True))
+    return text.getvalue().encode()
 
 
 def canonical(cell: str) -> str:

@@ -1,0 +1,196 @@
+"""DSBench tasks: the record, its prompt, and where tasks come from.
+
+>>> [task.task_id for task in load_tasks("embedded", split="val")][:2]
+['digits', 'digits-eight']
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mappa_envs.dsbench import metrics
+from mappa_envs.dsbench.grading import TaskSpec
+from mappa_envs.dsbench.metrics import Family
+from mappa_envs.errors import ConfigError, DataError
+from mappa_envs.types import Task
+
+SPLITS = ("train", "val", "test")
+SAMPLE_ROWS = 1000
+"""Column types and gaps in a prompt come from this many rows of train.csv."""
+
+_LISTED_COLUMNS = 12
+_SHORTENED_TO = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSBenchTask(Task):
+    """A table task. `answers` stays on the host: it is in no prompt and in no workspace.
+
+    `dummy` is the score of a prediction without features, `reference` that of a simple good model, or of a
+    perfect submission where no model was measured; both in the unit of the metric, None = not known.
+    """
+
+    spec: TaskSpec
+    answers: Path
+    dummy: float | None = None
+    reference: float | None = None
+
+    def relative(self, score: float | None) -> float | None:
+        """The score on the task's own scale, clipped to [0, 1]: 0 = dummy, 1 = reference.
+
+        1.0 for any score where the scale is not known; None for no score.
+        """
+        if score is None:
+            return None
+        if self.dummy is None or self.reference is None or self.dummy == self.reference:
+            return 1.0
+        return min(1.0, max(0.0, (score - self.dummy) / (self.reference - self.dummy)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What the first rows of a table say about one column."""
+
+    name: str
+    is_number: bool
+    has_gaps: bool
+
+
+def load_tasks(source: str = "embedded", split: str | None = None) -> list[DSBenchTask]:
+    """All tasks of a source, or those of one split.
+
+    Parameters
+    ----------
+    source : "embedded", "dsbench" (the folder that `$DSBENCH_ROOT` names), or the path of a folder in the
+        official DSBench layout or in one's own (see `layout`).
+    split : "train", "val", "test" or None for all.
+
+    Raises `ConfigError` on an unknown source or split, `DataError` on tables that cannot be used or a split
+    without tasks, `UnavailableError` where the embedded tasks cannot be written to the cache.
+    """
+    if split is not None and split not in SPLITS:
+        raise ConfigError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
+    tasks = _load_source(source)
+    chosen = [task for task in tasks if split in (None, task.split)]
+    if not chosen:
+        have = sorted({task.split for task in tasks})
+        raise DataError(
+            f"{source}: no task of split {split!r} (there are {len(tasks)} of: {', '.join(have)}). "
+            f'Put split = "{split}" into a task.toml, or choose another split'
+        )
+    return chosen
+
+
+def _load_source(source: str) -> list[DSBenchTask]:
+    from mappa_envs.dsbench import layout, suite
+
+    if source == "embedded":
+        return layout.load_folder(suite.ensure_built())
+    root = os.environ.get("DSBENCH_ROOT") if source == "dsbench" else source
+    if not root:
+        raise ConfigError("tasks 'dsbench': set DSBENCH_ROOT to the unpacked archive of DSBench")
+    if not Path(root).expanduser().is_dir():
+        raise ConfigError(
+            f"unknown tasks {source!r}: {Path(root).expanduser().absolute()} is not a folder; "
+            "known: 'embedded', 'dsbench' (with $DSBENCH_ROOT) or the path of a folder of tasks"
+        )
+    return layout.load_folder(Path(root).expanduser())
+
+
+def read_header(path: Path) -> list[str]:
+    """The column names of a table. Raises `DataError` if there are none."""
+    return _head(path, 0)[0]
+
+
+def read_columns(path: Path) -> list[Column]:
+    """The columns of a table, judged by its first `SAMPLE_ROWS` rows."""
+    header, *rows = _head(path, SAMPLE_ROWS)
+    columns = []
+    for index, name in enumerate(header):
+        cells = [row[index].strip() if index < len(row) else "" for row in rows]
+        filled = [cell for cell in cells if cell and cell.lower() not in ("nan", "na")]
+        columns.append(
+            Column(name=name, is_number=all(map(_is_number, filled)), has_gaps=len(filled) < len(cells))
+        )
+    return columns
+
+
+def _head(path: Path, rows: int) -> list[list[str]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            table = list(itertools.islice(csv.reader(file), rows + 1))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as CSV text: {error}") from error
+    if not table or not any(name.strip() for name in table[0]):
+        raise DataError(f"{path}: is empty; it needs a header line with the column names")
+    return [[name.strip() for name in table[0]], *table[1:]]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def make_prompt(description: str, spec: TaskSpec, columns: Sequence[Column]) -> str:
+    """The task in a few lines: what, target, id, metric and direction, columns.
+
+    `columns` are those of train.csv; id, targets and label column are left out of the feature list.
+    """
+    hidden = {spec.id_column, spec.label_column, *spec.target_columns}
+    features = [column for column in columns if column.name not in hidden]
+    direction = "higher" if metrics.higher_is_better(spec.metric) else "lower"
+    title = metrics.metric(spec.metric).title
+    return (
+        f"{description.strip()}\n"
+        f"{_target_line(spec)} Id: {spec.id_column}. Metric: {title}, {direction} is better.\n"
+        f"{_feature_line(features)}"
+    )
+
+
+def _target_line(spec: TaskSpec) -> str:
+    family = metrics.metric(spec.metric).family
+    names = list(spec.target_columns)
+    target = f"Target{'s' if len(names) > 1 else ''}: {_shorten(names, len(names))}"
+    labels = _shorten([str(label) for label in spec.labels or ()], len(spec.labels or ()))
+    if family is Family.CLASS_PROBABILITY:
+        source = f"; the class is {spec.label_column} in train.csv" if spec.label_column else ""
+        return f"{target} (one probability each{source})."
+    if family is Family.SCORE:
+        return f"{target} (probability{f' of {spec.positive}' if spec.positive else ''})."
+    if family is Family.RANKING:
+        return f"{target} (up to 3 of {labels or 'the labels'}, best first, apart by blanks)."
+    return f"{target} ({labels})." if labels else f"{target}."
+
+
+def _feature_line(features: Sequence[Column]) -> str:
+    if not features:
+        return "No features."
+    shown = features if len(features) <= _LISTED_COLUMNS else features[:_SHORTENED_TO]
+    numbers = [column.name for column in shown if column.is_number]
+    texts = [column.name for column in shown if not column.is_number]
+    gaps = [column.name for column in shown if column.has_gaps]
+    parts = []
+    if numbers:
+        parts.append(f"Numbers: {', '.join(numbers)}.")
+    if texts:
+        parts.append(f"Text: {', '.join(texts)}.")
+    if len(shown) < len(features):
+        parts.append(f"… ({len(features)} columns).")
+    if gaps:
+        everywhere = len(gaps) == len(shown) > 2
+        parts.append(f"Missing values: {'all columns' if everywhere else ', '.join(gaps)}.")
+    return " ".join(parts)
+
+
+def _shorten(names: Sequence[str], total: int) -> str:
+    if total <= _LISTED_COLUMNS:
+        return ", ".join(names)
+    return f"{', '.join(names[:_SHORTENED_TO])}, … ({total})"
