@@ -1,0 +1,102 @@
+"""Linux system calls that Python does not wrap."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
+MNT_DETACH = 2
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP = 1, 4, 24
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 22, 38, 47
+
+# The newer calls have one number on every architecture.
+SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_OPENAT2 = 428, 429, 437
+SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+AT_FDCWD = -100
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
+
+
+def check(result: int, what: str) -> int:
+    """The result of a C call, or `OSError` that names the call."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def _encode(text: str | None) -> bytes | None:
+    return None if text is None else os.fsencode(text)
+
+
+def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
+    """mount(2)."""
+    call = libc.mount(_encode(source), _encode(target), _encode(kind), ctypes.c_ulong(flags), _encode(data))
+    check(call, f"mount {kind or source} on {target}")
+
+
+def umount(target: str) -> None:
+    """umount2(2), detaching: also what lies beneath, also when in use."""
+    check(libc.umount2(_encode(target), MNT_DETACH), f"umount {target}")
+
+
+def unshare(flags: int, what: str) -> None:
+    """unshare(2); `what` names the namespaces in the error."""
+    check(libc.unshare(flags), f"unshare({what})")
+
+
+def setns(fd: int, flags: int) -> None:
+    """setns(2)."""
+    check(libc.setns(fd, flags), "setns")
+
+
+def pivot_root(new: str, old: str) -> None:
+    """pivot_root(2)."""
+    number = SYS_PIVOT_ROOT[platform.machine()]
+    check(libc.syscall(number, _encode(new), _encode(old)), "pivot_root")
+
+
+def clone_mount(path: str) -> int:
+    """A descriptor of a private copy of the mount at `path`, for `attach_mount` elsewhere."""
+    clone, cloexec = 1, os.O_CLOEXEC
+    return check(libc.syscall(SYS_OPEN_TREE, AT_FDCWD, _encode(path), clone | cloexec), "open_tree")
+
+
+def attach_mount(fd: int, target: str) -> None:
+    """Mount what `clone_mount` copied on `target`."""
+    empty_path = 4
+    check(libc.syscall(SYS_MOVE_MOUNT, fd, b"", AT_FDCWD, _encode(target), empty_path), "move_mount")
+
+
+def open_beneath(root_fd: int, path: str, flags: int, mode: int = 0) -> int:
+    """Open `path` under a folder: never through a link, never out of it, never across a mount."""
+    inside = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, inside)
+    return check(libc.syscall(SYS_OPENAT2, root_fd, os.fsencode(path), how, len(how)), f"open {path}")
+
+
+def prctl(option: int, *arguments: int) -> int:
+    """prctl(2); the caller judges the result."""
+    padded = (*arguments, 0, 0, 0, 0)[:4]
+    return int(libc.prctl(option, *(ctypes.c_ulong(value) for value in padded)))
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, for good."""
+    for capability in range(64):
+        if prctl(PR_CAPBSET_DROP, capability) < 0:
+            break  # past the last one that this kernel knows
+    clear_all = 4
+    prctl(PR_CAP_AMBIENT, clear_all)
+    header = struct.pack("Ii", 0x20080522, 0)
+    check(libc.capset(header, struct.pack("6I", 0, 0, 0, 0, 0, 0)), "capset")

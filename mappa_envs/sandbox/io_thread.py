@@ -1,0 +1,64 @@
+"""An event loop of one's own in a thread, callable from any other loop or thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from mappa_envs.errors import SandboxError
+
+T = TypeVar("T")
+
+
+class IoThread:
+    """Starts with the first call. A forked copy of the process cannot use it."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    async def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run `function()` over there and wait for it here; cancelling here cancels there.
+
+        Raises `SandboxError` in a forked copy of the process that made this object.
+        """
+        if os.getpid() != self._pid:
+            raise SandboxError(
+                "this sandbox belongs to the process that made it; open another one after a fork"
+            )
+
+        async def run() -> T:
+            return await function()
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._running_loop()))
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                # A daemon, so that a sandbox left open does not keep the interpreter from ending.
+                self._thread = threading.Thread(
+                    target=_serve, args=(self._loop,), name="mappa-sandbox", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def stop(self) -> None:
+        """End the thread; a later call starts another."""
+        with self._lock:
+            if self._loop is None or self._thread is None or os.getpid() != self._pid:
+                return
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop = self._thread = None
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()

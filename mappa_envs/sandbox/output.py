@@ -1,0 +1,85 @@
+"""Reading what a run prints: bounded memory, the head and the tail kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+
+class HeadTail:
+    """The first and last bytes of a stream, `limit` in all, and how many lay between.
+
+    Looks at no more than `most` bytes: what an endless stream shows is then the same every time.
+    """
+
+    def __init__(self, limit: int, most: int) -> None:
+        self._head_size = limit - limit // 2
+        self._tail_size = limit // 2
+        self._most = most
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.num_bytes = 0
+
+    def add(self, data: bytes) -> bool:
+        """False once the stream is longer than `most`."""
+        taken = data[: self._most - self.num_bytes]
+        self.num_bytes += len(taken)
+        room = self._head_size - len(self._head)
+        self._head += taken[:room]
+        self._tail += taken[room:] if room > 0 else taken
+        if len(self._tail) > 4 * self._tail_size + 65_536:
+            self._trim()
+        return len(taken) == len(data)
+
+    def _trim(self) -> None:
+        del self._tail[: max(0, len(self._tail) - self._tail_size)]
+
+    def text(self) -> str:
+        """Head and tail with a mark where bytes are missing."""
+        self._trim()
+        cut = self.num_bytes - len(self._head) - len(self._tail)
+        if not cut:
+            return (self._head + self._tail).decode("utf-8", "replace")
+        head, tail = self._head.decode("utf-8", "replace"), self._tail.decode("utf-8", "replace")
+        return f"{head}\n... [{cut} bytes cut] ...\n{tail}"
+
+
+class PipeReader:
+    """Feeds what arrives at a new pipe to a sink until all writers are gone."""
+
+    def __init__(self, sink: Callable[[bytes], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sink = sink
+        self._fd, self.write_fd = os.pipe()
+        os.set_blocking(self._fd, False)
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(self._fd, self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, 1 << 18)
+        except BlockingIOError:
+            return
+        if data:
+            self._sink(data)
+        else:
+            self._loop.remove_reader(self._fd)
+            if not self._ended.done():
+                self._ended.set_result(None)
+
+    def close_write_end(self) -> None:
+        """Once the writing side has its copy."""
+        if self.write_fd >= 0:
+            os.close(self.write_fd)
+            self.write_fd = -1
+
+    async def end(self) -> None:
+        """Wait until everything that was written has been read."""
+        await self._ended
+
+    def close(self) -> None:
+        """Stop, whether or not the end has come."""
+        self.close_write_end()
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)

@@ -1,0 +1,155 @@
+"""What a run did to its workspace, seen from outside by descriptor and never through a link."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mappa_envs.sandbox.inside import linux
+from mappa_envs.types import Change, FileRecord
+
+MAX_DEPTH = 32
+"""Folders nested deeper are not looked into."""
+
+MAX_HASHED_BYTES = 1 << 30
+"""In one trail. What comes after has no sha256: sparse files can pretend to be any size."""
+
+_CLOCK_TICK_S = 0.012
+_READ_BYTES = 1 << 20
+_HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What tells whether a file was written. The change time cannot be set from inside."""
+
+    inode: int
+    size: int
+    mode: int
+    modified_ns: int
+    changed_ns: int
+
+
+@dataclass
+class Snapshot:
+    """All files (not folders) of a workspace at a moment when nothing runs in it."""
+
+    entries: dict[bytes, Entry] = field(default_factory=dict)
+    taken_ns: int = 0
+
+    def settle_s(self) -> float:
+        """How long to wait before the next run, so that a new write gets a new change time."""
+        newest = max((entry.changed_ns for entry in self.entries.values()), default=0)
+        return max(0.0, _CLOCK_TICK_S - (time.time_ns() - newest) / 1e9) if newest else 0.0
+
+
+def take_snapshot(root_fd: int) -> Snapshot:
+    """Look at every file's metadata; contents are not read."""
+    return Snapshot(entries=dict(_walk(root_fd)), taken_ns=time.time_ns())
+
+
+def _walk(root_fd: int) -> Iterator[tuple[bytes, Entry]]:
+    folders = [b""]
+    while folders:
+        folder = folders.pop()
+        try:
+            fd = linux.open_beneath(
+                root_fd, os.fsdecode(folder or b"."), os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
+            )
+        except OSError:
+            continue  # made unreadable by its owner
+        try:
+            for name in map(os.fsencode, os.listdir(fd)):
+                path = folder + b"/" + name if folder else name
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode):
+                    if path.count(b"/") < MAX_DEPTH:
+                        folders.append(path)
+                    continue
+                yield (
+                    path,
+                    Entry(found.st_ino, found.st_size, found.st_mode, found.st_mtime_ns, found.st_ctime_ns),
+                )
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+
+
+def compare(root_fd: int, before: Snapshot, after: Snapshot) -> tuple[FileRecord, ...]:
+    """One record per file that appeared, was written or vanished between the two, by path."""
+    records = []
+    budget = MAX_HASHED_BYTES
+    for path in sorted(before.entries.keys() | after.entries.keys()):
+        old, new = before.entries.get(path), after.entries.get(path)
+        if old == new:
+            continue
+        if new is None:
+            assert old is not None
+            records.append(_record(path, "deleted", old.size, "", _kind_by_mode(old.mode) or "other"))
+            continue
+        change: Change = "created" if old is None else "changed"
+        kind = _kind_by_mode(new.mode)
+        digest = ""
+        if kind is None:
+            digest, kind, num_bytes = _look_inside(root_fd, path, budget)
+            budget -= num_bytes
+        records.append(_record(path, change, new.size, digest, kind))
+    return tuple(records)
+
+
+def _record(path: bytes, change: Change, size: int, digest: str, kind: str) -> FileRecord:
+    return FileRecord(
+        path=path.decode("utf-8", "backslashreplace"), change=change, size=size, sha256=digest, kind=kind
+    )
+
+
+def _kind_by_mode(mode: int) -> str | None:
+    if stat.S_ISREG(mode):
+        return None
+    return "link" if stat.S_ISLNK(mode) else "fifo" if stat.S_ISFIFO(mode) else "other"
+
+
+def _look_inside(root_fd: int, path: bytes, budget: int) -> tuple[str, str, int]:
+    """sha256 ("" beyond the budget or where unreadable), kind, and bytes read."""
+    try:
+        fd = linux.open_beneath(root_fd, os.fsdecode(path), os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return "", "other", 0
+    digest, num_bytes = hashlib.sha256(), 0
+    with open(fd, "rb", buffering=0) as file:
+        head = file.read(_HEAD_BYTES) or b""
+        kind = kind_of(path, head)
+        if os.fstat(fd).st_size > budget:
+            return "", kind, len(head)
+        chunk = head
+        while chunk:
+            digest.update(chunk)
+            num_bytes += len(chunk)
+            chunk = file.read(_READ_BYTES) or b""
+    return digest.hexdigest(), kind, num_bytes
+
+
+def kind_of(path: bytes, head: bytes) -> str:
+    """One of the kinds of `FileRecord`, by content first and name second."""
+    extension = os.path.splitext(path)[1].lower()
+    if head.startswith(b"\x93NUMPY"):
+        return "npy"
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if extension == b".joblib":
+        return "joblib"
+    if len(head) > 1 and head[0] == 0x80 and head[1] <= 5:
+        return "pickle"
+    if b"\0" in head:
+        return "other"
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if len(head) < _HEAD_BYTES or error.start < len(head) - 4:
+            return "csv" if extension == b".csv" else "other"
+    return {b".csv": "csv", b".json": "json"}.get(extension, "text")
