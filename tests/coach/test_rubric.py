@@ -1,0 +1,286 @@
+"""The rubric: scores climb with the evidence, blame follows the files, revisions only lower."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mappa_envs.coach import CoachRequest, RubricCoach
+from mappa_envs.dsbench.inspector import CONSTANT
+from mappa_envs.types import (
+    Artifact,
+    CoachScore,
+    Episode,
+    FileRecord,
+    Outcome,
+    Role,
+    Task,
+    ToolResult,
+    Turn,
+)
+
+ENGINEER = Role(
+    name="data_engineer_0", title="", duty="", required=("X_train.pkl", "y_train.pkl", "X_test.pkl")
+)
+MODELER = Role(name="modeler_0", title="", duty="", required=("model.pkl",))
+ANALYST = Role(name="analyst_0", title="", duty="", required=("submission.csv",))
+TEAM = (ENGINEER, MODELER, ANALYST)
+TASK = Task(task_id="t", task_type="classification", split="train", prompt="", files={})
+CODE = {
+    "data_engineer_0": "X_train.pkl y_train.pkl X_test.pkl",
+    "modeler_0": "load X_train.pkl y_train.pkl save model.pkl",
+    "analyst_0": "load X_test.pkl model.pkl save submission.csv",
+}
+OK, RAISED = ToolResult(), ToolResult(exit_code=1, exception="KeyError")
+NO_FILE = ToolResult(exit_code=1, exception="FileNotFoundError")
+
+
+def message(code: str, fence: str = "```") -> str:
+    return f"Here.\n```python\n{code}\n{fence}"
+
+
+def file(path: str, writer: int | None, status: Any = "valid", **more: Any) -> Artifact:
+    kind = "DataFrame" if status in ("valid", "invalid") else ""
+    problem = "" if status == "valid" else f"{path} is {status}"
+    return Artifact(path=path, status=status, written_by=writer, **{"kind": kind, "problem": problem, **more})
+
+
+def files(writer: int, *paths: str, **more: Any) -> dict[str, Artifact]:
+    return {path: file(path, writer, **more) for path in paths}
+
+
+def turn(index: int, agent: str, score: float | None = None, **more: Any) -> Turn:
+    given = {"action": message(CODE[agent]), "tool": OK, "final_score": score, **more}
+    return Turn(index=index, agent=agent, messages=(), **given)
+
+
+def judge(
+    role: Role,
+    past: tuple[Turn, ...] = (),
+    before: Mapping[str, Artifact] | None = None,
+    made: Mapping[str, Artifact] | None = None,
+    outcome: Outcome | None = None,
+    **more: Any,
+) -> CoachScore:
+    before = before or {}
+    request = CoachRequest(
+        task=replace(TASK, files={"train.csv": None}),  # type: ignore[dict-item]
+        team=TEAM if role in TEAM else (role,),
+        role=role,
+        episode=Episode(env_id="e", task_id="t", task_type="c", split="train", seed=0, turns=past),
+        turn=turn(len(past), role.name, **more) if role in TEAM else replace(more.pop("turn")),
+        before=before,
+        after={**before, **(made or {})},
+        outcome=outcome,
+    )
+    return asyncio.run(RubricCoach().score(request))
+
+
+def graded(success: bool = True, **figures: float) -> Outcome:
+    return Outcome(value=0.0, success=success, code="ok" if success else "not_a_label", metrics=figures)
+
+
+THREE = files(0, *ENGINEER.required)
+
+
+def test_scores_climb_step_by_step() -> None:
+    one, flawed = files(0, "X_train.pkl"), {"X_train.pkl": file("X_train.pkl", 0, "invalid")}
+    steps = [
+        judge(ENGINEER, action="All done: X_train.pkl is saved!", tool=None),
+        judge(ENGINEER, action=message("(", "``"), tool=ToolResult(exit_code=1, exception="SyntaxError")),
+        judge(ENGINEER, action=message("("), tool=ToolResult(exit_code=1, exception="SyntaxError")),
+        judge(ENGINEER, action=message("1/0"), tool=RAISED),
+        judge(ENGINEER, tool=RAISED),
+        judge(ENGINEER),
+        judge(ENGINEER, tool=RAISED, made=flawed),
+        judge(ENGINEER, made=flawed),
+        judge(ENGINEER, made=one),
+        judge(ENGINEER, made={**THREE, **flawed}),
+        judge(ENGINEER, made={**THREE, "X_test.pkl": file("X_test.pkl", 0, problem="it keeps the id")}),
+        judge(ENGINEER, made=THREE),
+    ]
+    scores = [step.score for step in steps]
+    assert scores[0] == 0
+    assert scores[-1] == 9
+    assert scores == sorted(scores)
+    assert len(set(scores)) == len(scores)
+    assert steps[-1].blame == {}
+    assert all(step.blame == {"data_engineer_0": 1} for step in steps[:10])
+
+
+def test_code_that_raised_is_2_to_3_and_partly_saved_by_its_files() -> None:
+    assert 2 <= judge(ENGINEER, tool=RAISED).score <= 3
+    assert judge(ENGINEER, tool=RAISED, made=THREE).score == 6.5
+    assert judge(ENGINEER, tool=ToolResult(exit_code=-9, limit="time")).score == 2.5
+
+
+def test_what_code_prints_changes_nothing() -> None:
+    said = ToolResult(stdout="X_train.pkl y_train.pkl X_test.pkl saved. SCORE: 10")
+    assert judge(ENGINEER, tool=said) == judge(ENGINEER)
+
+
+def test_an_unclosed_fence_costs_half_a_point() -> None:
+    open_ = judge(ENGINEER, made=THREE, action=message(CODE["data_engineer_0"], ""))
+    assert open_.score == judge(ENGINEER, made=THREE).score - 0.5
+
+
+def test_a_message_without_code_is_a_hand_over_only_once_all_is_there() -> None:
+    past = (turn(0, "data_engineer_0", 9.0),)
+    assert judge(ENGINEER, past, THREE, action="Done.", tool=None).score == 9
+    two = {path: a for path, a in THREE.items() if path != "X_test.pkl"}
+    assert judge(ENGINEER, past, two, action="Done.", tool=None).score < 1
+
+
+def test_files_of_another_agent_earn_nothing() -> None:
+    past = (turn(0, "data_engineer_0", 9.0),)
+    taken = {**THREE, "model.pkl": file("model.pkl", 0)}
+    verdict = judge(MODELER, past, taken)
+    assert verdict.score <= 3
+    assert "model.pkl is not this agent's work" in verdict.reason
+
+
+def test_a_role_stopped_by_upstream_is_not_to_blame() -> None:
+    past = (turn(0, "data_engineer_0", 2.5, tool=RAISED),)
+    stopped = judge(MODELER, past, tool=NO_FILE)
+    assert stopped.score == 3.5
+    assert stopped.blame == {"data_engineer_0": 1}
+    assert "there is no X_train.pkl" in stopped.reason
+    own = judge(MODELER, (turn(0, "data_engineer_0", 9.0),), THREE, tool=RAISED)
+    assert own.score == 2.5
+    assert own.blame == {"modeler_0": 1}
+
+
+def test_being_stopped_excuses_no_bug_and_no_ignorance_of_the_input() -> None:
+    past = (turn(0, "data_engineer_0", 2.5, tool=RAISED),)
+    bug = judge(MODELER, past, tool=ToolResult(exit_code=1, exception="NameError"))
+    assert bug.score < 3
+    assert bug.blame == {"modeler_0": 0.5, "data_engineer_0": 0.5}
+    unrelated = judge(MODELER, past, action=message("print('model.pkl')"))
+    assert unrelated.score <= 3
+    assert unrelated.blame == {"modeler_0": 1}
+    assert judge(MODELER, past, action="I would need X_train.pkl.", tool=None).score == 0
+
+
+def test_a_stopped_role_never_exceeds_one_that_succeeded() -> None:
+    past = (turn(0, "data_engineer_0", 2.5), turn(1, "modeler_0", 3.5, tool=NO_FILE))
+    blocked = max(judge(ANALYST, past, tool=tool).score for tool in (OK, NO_FILE))
+    inputs = {**THREE, "model.pkl": file("model.pkl", 1)}
+    worst = judge(
+        ANALYST, past, inputs, files(2, "submission.csv"), graded(relative=-3.0), tool=RAISED,
+        action=message(CODE["analyst_0"], ""),
+    )  # fmt: skip
+    assert 3 <= blocked < worst.score
+
+
+def test_blame_goes_to_the_first_that_failed() -> None:
+    past = (turn(0, "data_engineer_0", 2.5, tool=RAISED), turn(1, "modeler_0", 3.5, tool=NO_FILE))
+    assert judge(ANALYST, past, tool=NO_FILE).blame == {"data_engineer_0": 1}
+    past = (turn(0, "data_engineer_0", 9.0), turn(1, "modeler_0", 2.5, tool=RAISED))
+    assert judge(ANALYST, past, THREE, tool=NO_FILE).blame == {"modeler_0": 1}
+
+
+def test_gaps_in_the_features_share_the_blame_for_a_value_error() -> None:
+    gaps = {**THREE, "X_train.pkl": file("X_train.pkl", 0, nan_share=0.1, problem="gaps")}
+    failed = ToolResult(exit_code=1, exception="ValueError")
+    verdict = judge(MODELER, (turn(0, "data_engineer_0", 9.0),), gaps, tool=failed)
+    assert verdict.blame == pytest.approx({"modeler_0": 0.4, "data_engineer_0": 0.6})
+
+
+def test_breaking_what_upstream_made_costs_and_is_blamed_later() -> None:
+    wrote = FileRecord(path="X_test.pkl", change="changed", size=1, sha256="", kind="pickle")
+    gone = replace(wrote, change="deleted")
+    past = (turn(0, "data_engineer_0", 9.0),)
+    broken = {"X_test.pkl": file("X_test.pkl", 1, "invalid"), "model.pkl": file("model.pkl", 1)}
+    verdict = judge(MODELER, past, THREE, broken, tool=ToolResult(files=(wrote,)))
+    assert verdict.score == 7
+    assert "it broke X_test.pkl" in verdict.reason
+    past = (*past, turn(1, "modeler_0", 7.0, tool=ToolResult(files=(gone,))))
+    left = {**THREE, "model.pkl": file("model.pkl", 1), "X_test.pkl": file("X_test.pkl", 1, "missing")}
+    assert judge(ANALYST, past, left, tool=NO_FILE).blame == {"modeler_0": 1}
+
+
+def test_overwriting_the_tables_costs_a_point() -> None:
+    wrote = FileRecord(path="train.csv", change="changed", size=1, sha256="", kind="csv")
+    assert judge(ENGINEER, made=THREE, tool=ToolResult(files=(wrote,))).score == 8
+
+
+PAST = (turn(0, "data_engineer_0", 9.0), turn(1, "modeler_0", 9.0))
+READY = {**THREE, "model.pkl": file("model.pkl", 1)}
+
+
+@pytest.mark.parametrize(
+    ("figures", "score"),
+    [
+        ({"relative": 0.95}, 10), ({"relative": 0.75, "accuracy": 0.5}, 9), ({"relative": 0.5}, 8),
+        ({"relative": 0.125}, 6.5), ({"relative": 0.0}, 5), ({"relative": -9.0}, 5), ({"roc_auc": 0.85}, 9),
+        ({"roc_auc": 0.5}, 5), ({"accuracy": 0.7}, 7), ({"rmse_pct": 10.0}, 9), ({"rmse_pct": 37.5}, 7),
+        ({"rmse_pct": 80.0}, 5), ({"r2": 0.5}, 8),
+    ],
+)  # fmt: skip
+def test_a_valid_submission_scores_by_quality(figures: dict[str, float], score: float) -> None:
+    verdict = judge(ANALYST, PAST, READY, files(2, "submission.csv"), graded(**figures))
+    assert verdict.score == pytest.approx(score)
+    assert verdict.correct is True
+
+
+def test_a_submission_that_cannot_be_graded_is_at_most_5_and_the_analysts_fault() -> None:
+    verdict = judge(ANALYST, PAST, READY, files(2, "submission.csv"), graded(success=False))
+    assert verdict.score == 5
+    assert verdict.blame == {"analyst_0": 1}
+    assert verdict.revisions == ()
+
+
+def test_a_submission_no_better_than_a_guess_lowers_the_modeler() -> None:
+    constant = {**READY, "model.pkl": file("model.pkl", 1, problem=CONSTANT)}
+    for inputs in (READY, constant):
+        verdict = judge(ANALYST, PAST, inputs, files(2, "submission.csv"), graded(relative=-0.1))
+        assert verdict.blame == {"modeler_0": 1}
+        assert [(r.turn, r.score) for r in verdict.revisions] == [(1, 5.0)]
+    low = (PAST[0], turn(1, "modeler_0", 4.0))
+    assert judge(ANALYST, low, READY, files(2, "submission.csv"), graded(relative=-0.1)).revisions == ()
+    alone = judge(
+        ANALYST,
+        PAST,
+        READY,
+        files(2, "submission.csv"),
+        graded(relative=-0.1),
+        action=message("submission.csv"),
+    )
+    assert (alone.blame, alone.revisions) == ({"analyst_0": 1}, ())
+
+
+def test_an_upstream_file_found_unusable_lowers_its_maker() -> None:
+    left = {**READY, "X_test.pkl": file("X_test.pkl", 0, "unverifiable")}
+    verdict = judge(ANALYST, PAST, left, tool=RAISED)
+    assert [(r.turn, r.score) for r in verdict.revisions] == [(0, 6.0)]
+    assert verdict.blame == {"data_engineer_0": 1}
+
+
+def test_a_good_submission_blames_and_revises_nobody() -> None:
+    verdict = judge(ANALYST, PAST, READY, files(2, "submission.csv"), graded(relative=0.6))
+    assert (verdict.blame, verdict.revisions) == ({}, ())
+
+
+def test_roles_without_required_files() -> None:
+    role = Role(name="helper_0", title="", duty="")
+
+    def score(action: str, tool: ToolResult | None, outcome: Outcome | None = None) -> float:
+        own = Turn(index=0, agent="helper_0", messages=(), action=action, tool=tool)
+        return judge(role, turn=own, outcome=outcome).score
+
+    text = score("An idea.", None)
+    scores = [score("", None), score(message("1"), RAISED), text, score(message("1"), OK)]
+    assert [*scores, score(message("1"), ToolResult(stdout="4"))] == [0, 3, 5, 6, 7]
+    assert score("An idea.", None, graded()) == 10
+    assert score(message("1"), ToolResult(stdout="4"), graded(success=False)) == 4
+
+
+def test_reasoning_is_not_evidence() -> None:
+    thought = judge(
+        ENGINEER, action="<think>\n```python\n</think>" + message(CODE["data_engineer_0"]), made=THREE
+    )
+    assert thought.score == 9
