@@ -1,0 +1,332 @@
+"""One running episode: the order in which things happen in a step, and the record that grows.
+
+`Attempt` knows nothing of PettingZoo; `PipelineEnv` shows it as an AEC environment. A step runs the code,
+looks at the files, decides who is next, grades if that was the end, and then asks the coach. Nothing of it
+is recorded before all of it is done.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from mappa_envs.actions import extract_code, sanitize
+from mappa_envs.coach.base import Coach, CoachRequest
+from mappa_envs.errors import CoachError, ConfigError, SandboxError
+from mappa_envs.sandbox.base import Workspace
+from mappa_envs.types import (
+    Artifact,
+    CoachScore,
+    Episode,
+    Message,
+    Outcome,
+    Role,
+    StopReason,
+    Task,
+    ToolResult,
+    Turn,
+)
+from mappa_envs.view import View, Visibility, handovers_for
+
+Handover = Literal["artifacts", "message"]
+GroundTruth = Literal["final", "off"]
+
+
+class Hooks(Protocol):
+    """What is particular to an environment; `PipelineEnv` documents each."""
+
+    def build_messages(self, view: View) -> Sequence[Message]: ...
+
+    async def grade(self, workspace: Workspace, task: Task, episode: Episode) -> Outcome: ...
+
+    async def inspect(
+        self, workspace: Workspace, task: Task, paths: Sequence[str]
+    ) -> Mapping[str, Artifact]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How a team takes turns; `PipelineEnv` documents each."""
+
+    team: tuple[Role, ...]
+    max_turns: int
+    time_limit_s: float | None
+    visibility: Visibility
+    handover: Handover
+    ground_truth: GroundTruth
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The required files of the whole team."""
+        return tuple(dict.fromkeys(path for role in self.team for path in role.required))
+
+    def role(self, name: str) -> Role:
+        return next(role for role in self.team if role.name == name)
+
+    def upstream(self, name: str) -> tuple[Role, ...]:
+        """The roles before this one in the list."""
+        return self.team[: self.team.index(self.role(name))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """A later action changed the score of an earlier turn: delta = (new − old) / 10."""
+
+    turn: int
+    agent: str
+    delta: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one action led to."""
+
+    turn: Turn
+    corrections: tuple[Correction, ...] = ()
+    following: str | None = None
+    stop: StopReason | None = None
+
+
+class Attempt:
+    """One team attempt at one task, in one workspace.
+
+    `acting` is the agent to act, `messages` what it sees; after the end they stay as they were.
+    """
+
+    def __init__(
+        self,
+        *,
+        hooks: Hooks,
+        rules: Rules,
+        coach: Coach,
+        task: Task,
+        workspace: Workspace,
+        episode: Episode,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.hooks, self.rules, self.coach = hooks, rules, coach
+        self.task, self.workspace, self.episode = task, workspace, episode
+        self.files: dict[str, int | None] = {name: _size(path) for name, path in task.files.items()}
+        self.artifacts = {path: Artifact(path=path, status="missing") for path in rules.required}
+        self.acting = episode.start_role or rules.team[0].name
+        self._clock = clock
+        self._started_s = clock()
+        self._visit_start = 0
+        """Index of the first turn since the acting role was handed to."""
+        self.messages: tuple[Message, ...] = ()
+
+    async def begin(self) -> None:
+        """Look at what is there already and prepare the first prompt."""
+        if self.episode.start_role is not None or set(self.artifacts) & set(self.files):
+            found = await self.hooks.inspect(self.workspace, self.task, list(self.artifacts))
+            self.artifacts.update(found)
+            for path, artifact in found.items():
+                if artifact.status != "missing":
+                    self.files.setdefault(path, None)
+        self._prepare()
+
+    def view(self, agent: str) -> View:
+        """All that the agent's prompt may be built from, if it acted now."""
+        role = self.rules.role(agent)
+        own = self.episode.turns[self._visit_start :] if agent == self.acting else ()
+        return View(
+            task=self.task,
+            team=self.rules.team,
+            role=role,
+            actions_left=max(0, role.max_actions - len(own)),
+            handovers=handovers_for(agent, self.episode, self.rules.visibility),
+            own=own,
+            files=self.files,
+            artifacts=self.artifacts,
+        )
+
+    async def play(self, action: str) -> Step:
+        """The acting agent's whole message, and all that comes of it."""
+        draft = Turn(
+            index=len(self.episode.turns),
+            agent=self.acting,
+            messages=self.messages,
+            action=sanitize(action),
+        )
+        try:
+            return await self._play(self.rules.role(self.acting), draft)
+        except SandboxError as error:
+            turn = replace(draft, unscored_reason=f"the sandbox failed: {sanitize(str(error))}")
+            self.episode = replace(
+                self.episode, turns=(*self.episode.turns, turn), stop_reason=StopReason.INFRA
+            )
+            return Step(turn=turn, stop=StopReason.INFRA)
+
+    async def end(self, reason: StopReason) -> StopReason:
+        """End from outside; what is there is graded. Returns `INFRA` if the sandbox failed at that."""
+        outcome = None
+        if reason is not StopReason.INFRA:
+            try:
+                outcome = await self.hooks.grade(self.workspace, self.task, self.episode)
+            except SandboxError:
+                reason = StopReason.INFRA
+        self.episode = _finished(self.episode, reason, outcome)
+        return reason
+
+    async def _play(self, role: Role, draft: Turn) -> Step:
+        turn, after = await self._run(role, draft)
+        following, stop = self._decide(role, turn)
+        record = replace(self.episode, turns=(*self.episode.turns, turn))
+        outcome = None
+        if stop is not None:
+            outcome = await self.hooks.grade(self.workspace, self.task, record)
+        shown = outcome if self._shows_outcome(role, stop) else None
+        turn = await self._ask_coach(role, turn, after, shown)
+
+        turns, corrections = _revise(self.episode.turns, turn.score)
+        self.episode = replace(self.episode, turns=(*turns, turn))
+        self.artifacts = after
+        for file in turn.tool.files if turn.tool else ():
+            if file.change == "deleted":
+                self.files.pop(file.path, None)
+            else:
+                self.files[file.path] = file.size
+        if stop is not None:
+            self.episode = _finished(self.episode, stop, outcome)
+        elif turn.handed_over and following is not None:
+            self.acting, self._visit_start = following, len(self.episode.turns)
+        if stop is None:
+            self._prepare()
+        return Step(turn=turn, corrections=corrections, following=following, stop=stop)
+
+    async def _run(self, role: Role, draft: Turn) -> tuple[Turn, dict[str, Artifact]]:
+        """Run the message's code and look at the files where it touched any that matter."""
+        start = self._clock()
+        tool, after = None, self.artifacts
+        if blocks := extract_code(draft.action):
+            tool = _clean(await self.workspace.run(blocks))
+            touched = {file.path for file in tool.files}
+            if touched & (set(self.artifacts) | set(self.task.files)):
+                found = await self.hooks.inspect(self.workspace, self.task, list(self.artifacts))
+                after = {path: self._signed(found[path], touched, draft.index) for path in self.artifacts}
+        turn = replace(
+            draft,
+            tool=tool,
+            artifacts=tuple(after[path] for path in role.required),
+            sandbox_s=self._clock() - start,
+        )
+        return replace(turn, handed_over=self._hands_over(role, turn)), after
+
+    def _signed(self, found: Artifact, touched: set[str], index: int) -> Artifact:
+        """With the turn that last wrote (or deleted) the file."""
+        writer = index if found.path in touched else self.artifacts[found.path].written_by
+        return replace(found, written_by=writer, problem=sanitize(found.problem))
+
+    def _hands_over(self, role: Role, turn: Turn) -> bool:
+        num_used = turn.index - self._visit_start + 1
+        if turn.tool is None or num_used >= role.max_actions:
+            return True
+        return (
+            self.rules.handover == "artifacts"
+            and bool(turn.artifacts)
+            and all(artifact.status == "valid" for artifact in turn.artifacts)
+        )
+
+    def _decide(self, role: Role, turn: Turn) -> tuple[str | None, StopReason | None]:
+        """Who acts next, and why the episode ends if nobody does."""
+        following: str | None = role.name
+        if turn.handed_over:
+            following = self._successor(role, turn)
+            if following is None:
+                return None, StopReason.DONE
+        if turn.index + 1 >= self.rules.max_turns:
+            return None, StopReason.MAX_TURNS
+        limit_s = self.rules.time_limit_s
+        if limit_s is not None and self._clock() - self._started_s > limit_s:
+            return None, StopReason.TIME
+        return following, None
+
+    def _successor(self, role: Role, turn: Turn) -> str | None:
+        names = [member.name for member in self.rules.team]
+        if role.next is None:
+            return dict(itertools.pairwise(names)).get(role.name)
+        name = role.next(replace(self.episode, turns=(*self.episode.turns, turn)))
+        if name is not None and name not in names:
+            raise ConfigError(f"Role.next of {role.name} named {name!r}; the team is {', '.join(names)}")
+        return name
+
+    def _shows_outcome(self, role: Role, stop: StopReason | None) -> bool:
+        final = stop is StopReason.DONE or role is self.rules.team[-1]
+        return stop is not None and final and self.rules.ground_truth == "final"
+
+    async def _ask_coach(
+        self, role: Role, turn: Turn, after: Mapping[str, Artifact], outcome: Outcome | None
+    ) -> Turn:
+        start = self._clock()
+        request = CoachRequest(
+            task=self.task,
+            team=self.rules.team,
+            role=role,
+            episode=self.episode,
+            turn=turn,
+            before=self.artifacts,
+            after=after,
+            last_action=turn.handed_over,
+            outcome=outcome,
+        )
+        try:
+            score = await self.coach.score(request)
+            _check_revisions(score, turn.index)
+        except CoachError as error:
+            return replace(turn, unscored_reason=sanitize(str(error)), coach_s=self._clock() - start)
+        return replace(turn, score=score, final_score=score.score, coach_s=self._clock() - start)
+
+    def _prepare(self) -> None:
+        self.messages = tuple(self.hooks.build_messages(self.view(self.acting)))
+
+
+def _size(path: object) -> int | None:
+    stat = getattr(path, "stat", None)
+    return int(stat().st_size) if stat is not None else None
+
+
+def _clean(tool: ToolResult) -> ToolResult:
+    """Texts and file names that any record can carry."""
+    return replace(
+        tool,
+        stdout=sanitize(tool.stdout),
+        stderr=sanitize(tool.stderr),
+        exception=None if tool.exception is None else sanitize(tool.exception),
+        files=tuple(replace(file, path=sanitize(file.path)) for file in tool.files),
+    )
+
+
+def _check_revisions(score: CoachScore, index: int) -> None:
+    for revision in score.revisions:
+        if not 0 <= revision.turn < index or not 0 <= revision.score <= 10:
+            raise CoachError(f"the coach revised turn {revision.turn} to {revision.score} at turn {index}")
+
+
+def _revise(
+    turns: tuple[Turn, ...], score: CoachScore | None
+) -> tuple[tuple[Turn, ...], tuple[Correction, ...]]:
+    """Apply the verdict's revisions of earlier turns. A turn that was unscored counts as 0 before."""
+    revised, corrections = list(turns), []
+    for revision in score.revisions if score else ():
+        old = revised[revision.turn]
+        delta = (revision.score - (old.final_score or 0.0)) / 10
+        corrections.append(Correction(turn=revision.turn, agent=old.agent, delta=delta))
+        revised[revision.turn] = replace(old, final_score=revision.score)
+    return tuple(revised), tuple(corrections)
+
+
+def _finished(episode: Episode, stop: StopReason, outcome: Outcome | None) -> Episode:
+    if outcome is None:
+        return replace(episode, stop_reason=stop)
+    return replace(
+        episode,
+        outcome=outcome.value,
+        success=outcome.success,
+        metrics=outcome.metrics,
+        grade_code=outcome.code,
+        grade_message=sanitize(outcome.message),
+        stop_reason=stop,
+    )

@@ -1,0 +1,213 @@
+"""What the three roles are told, in two styles.
+
+"full" is for models of a billion parameters and more: duty, contracts and advice, then the conversation.
+"starter" is for a very small model with little context: one user message, which begins with everything that
+all episodes of a role and task have in common (the learner can share that part) and ends with what is
+particular to this moment. It holds a script for exactly this task that does the job, plainly, if copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+from mappa_envs.actions import handover_text
+from mappa_envs.dsbench import metrics
+from mappa_envs.dsbench.grading import TaskSpec
+from mappa_envs.dsbench.metrics import Family
+from mappa_envs.types import Message, Turn
+from mappa_envs.view import View, head_and_tail, own_messages, tail, tool_text
+
+PromptStyle = Literal["full", "starter"]
+STYLES: tuple[str, ...] = get_args(PromptStyle)
+Shapes = Mapping[str, tuple[int, int]]
+"""Rows and columns of the task's own tables, by file name."""
+
+DUTIES = {
+    "data_engineer": (
+        "Turn train.csv and test.csv into numeric tables that a scikit-learn model takes as they are.\n"
+        "- Leave the id and every target column out of the features.\n"
+        "- X_train.pkl and X_test.pkl: pandas DataFrames with the same columns in the same order, one row "
+        "for each row of train.csv and of test.csv, in their order, without missing values.\n"
+        "- y_train.pkl: the target of train.csv, a Series (a DataFrame if there are several targets).\n"
+        "- Learn every encoding and filling on train.csv alone and apply it unchanged to test.csv."
+    ),
+    "modeler": (
+        "Fit a model on X_train.pkl and y_train.pkl that does well by the task's metric.\n"
+        "- model.pkl: one fitted scikit-learn estimator or Pipeline with predict(), and with predict_proba() "
+        "where the metric needs probabilities. It must accept X_test.pkl as it is.\n"
+        "- Use classes of scikit-learn only: a class or function of your own cannot be loaded by others.\n"
+        "- Compare candidates by cross-validation on the training data, then fit the best on all rows."
+    ),
+    "analyst": (
+        "Predict the rows of test.csv with model.pkl and X_test.pkl and write submission.csv.\n"
+        "- Columns: the id column, then every target column by its exact name; one row for each id of "
+        "test.csv, ids unchanged, no index column.\n"
+        "- The values must be what the metric takes: labels as in train.csv, probabilities in [0, 1], or "
+        "finite numbers.\n"
+        "- If an artifact of your teammates is missing or unusable, say so, and build what you can from the "
+        "tables."
+    ),
+}
+
+_ADVICE = (
+    "Write Python in a ```python block; it is run at once and you see its output. Each message runs in a "
+    "fresh interpreter: import and load again what you need; files stay. numpy, pandas, scipy and "
+    "scikit-learn are there, the network is not. Use fixed random seeds. Think briefly, then write the code. "
+    "Print short facts that help your teammates. A message without code hands over."
+)
+_LAST = {
+    "data_engineer": "Write the code that saves X_train.pkl, y_train.pkl and X_test.pkl.",
+    "modeler": "Write the code that saves model.pkl.",
+    "analyst": "Write the code that saves submission.csv.",
+}
+_MOST_FILES = 40
+
+
+def build(view: View, spec: TaskSpec, shapes: Shapes, style: PromptStyle) -> list[Message]:
+    """The prompt of the role. Pure."""
+    return _starter(view, spec, shapes) if style == "starter" else _full(view, shapes)
+
+
+def _full(view: View, shapes: Shapes) -> list[Message]:
+    role = view.role
+    chain = " → ".join(member.title for member in view.team)
+    system = (
+        f"You are the {role.title} of a data science team: {chain}. The team works in one folder and "
+        f"succeeds only if the final submission is good.\n\nYour duty: {role.duty}\n\n{_ADVICE}"
+    )
+    parts = [f"# Task\n{view.task.prompt.strip()}", "# Files\n" + "\n".join(_files(view, shapes))]
+    for turn in view.handovers:
+        text = head_and_tail(handover_text(turn.action), 8000) or "(an empty message)"
+        parts.append(f"# Message of the {view.title(turn.agent)}\n{text}{_output(turn, 2000)}")
+    wanted = ", ".join(role.required)
+    parts.append(f"# Now\nYou can send up to {_times(role.max_actions)}. Leave behind: {wanted}.")
+    first = [Message(role="system", content=system), Message(role="user", content="\n\n".join(parts))]
+    return first + own_messages(view)
+
+
+def _output(turn: Turn, max_chars: int) -> str:
+    return "" if turn.tool is None else f"\n\nOutput of its code:\n{tail(tool_text(turn.tool), max_chars)}"
+
+
+def _times(number: int) -> str:
+    return "one message" if number == 1 else f"{number} messages"
+
+
+def _files(view: View, shapes: Shapes) -> list[str]:
+    lines = []
+    for path in sorted(view.files):
+        found, size = view.artifacts.get(path), view.files[path]
+        facts = [] if size is None else [f"{size} bytes"]
+        shape = found.shape if found and found.shape else shapes.get(path)
+        if shape and len(shape) == 2:
+            facts.insert(0, f"{shape[0]} rows × {shape[1]} columns")
+        if found and found.status != "valid":
+            facts.append(f"{found.status}: {found.problem}")
+        lines.append(f"- {path} ({', '.join(facts)})" if facts else f"- {path}")
+    if len(lines) > _MOST_FILES:
+        lines = [*lines[:_MOST_FILES], f"- … {len(lines) - _MOST_FILES} more"]
+    missing = [path for path in view.role.required if path not in view.files]
+    return lines + [f"- {path} is missing" for path in missing]
+
+
+def _starter(view: View, spec: TaskSpec, shapes: Shapes) -> list[Message]:
+    seat = view.role.name.rsplit("_", 1)[0]
+    code = starter_code(seat, spec)
+    shared = f"{view.task.prompt.strip()}\nExample:\n```python\n{code}\n```\n"
+    now = [_short_files(view, shapes)]
+    for turn in view.handovers:
+        text = " ".join(handover_text(turn.action).replace("```", " ").split())[:300]
+        now.append(f"{view.title(turn.agent)}: {text}")
+        if turn.tool is not None:
+            now.append(f"Its output: {tail(tool_text(turn.tool), 200)}")
+    if view.own and (last := view.own[-1]).tool is not None:
+        now.append(f"Your last output: {tail(tool_text(last.tool), 200)}")
+    system = f"You are the {view.role.title}. Answer with one Python code block."
+    user = "\n".join([shared, *now, _LAST.get(seat, "Write the code.")])
+    return [Message(role="system", content=system), Message(role="user", content=user)]
+
+
+def _short_files(view: View, shapes: Shapes) -> str:
+    words = []
+    for path in sorted(view.files)[:12]:
+        found = view.artifacts.get(path)
+        shape = found.shape if found and found.shape else shapes.get(path)
+        word = f"{path} {'x'.join(map(str, shape))}" if shape else path
+        words.append(f"{word} ({found.problem[:80]})" if found and found.status != "valid" else word)
+    return f"Files: {', '.join(words)}."
+
+
+def starter_code(seat: str, spec: TaskSpec) -> str:
+    """A short script that does the job of `data_engineer`, `modeler` or `analyst` for this task."""
+    family = metrics.metric(spec.metric).family
+    if seat == "data_engineer":
+        lines = [
+            "import pandas as pd",
+            'train = pd.read_csv("train.csv")',
+            'test = pd.read_csv("test.csv")',
+            f'X = test.drop(columns={_quote(spec.id_column)}).select_dtypes("number").fillna(0)',
+            'X.to_pickle("X_test.pkl")',
+            'train[X.columns].fillna(0).to_pickle("X_train.pkl")',
+            f'{_target(family, spec)}.to_pickle("y_train.pkl")',
+        ]
+    elif seat == "modeler":
+        forest = f"RandomForest{'Regressor' if _predicts_numbers(family, spec) else 'Classifier'}"
+        lines = [
+            "import pandas as pd",
+            f"from sklearn.ensemble import {forest}",
+            'X = pd.read_pickle("X_train.pkl")',
+            'y = pd.read_pickle("y_train.pkl")',
+            f"model = {forest}(50, max_depth=8, random_state=0)",
+            'pd.to_pickle(model.fit(X, y), "model.pkl")',
+        ]
+    else:
+        lines = [
+            "import pandas as pd",
+            'model = pd.read_pickle("model.pkl")',
+            'X = pd.read_pickle("X_test.pkl")',
+            f'out = pd.read_csv("test.csv")[[{_quote(spec.id_column)}]]',
+            *_predict(family, spec),
+            'out.to_csv("submission.csv", index=False)',
+        ]
+    return "\n".join(lines)
+
+
+def _quote(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _columns(names: Sequence[str]) -> str:
+    """One name, or a list of names, as it stands between brackets."""
+    return _quote(names[0]) if len(names) == 1 else "[" + ", ".join(map(_quote, names)) + "]"
+
+
+def _target(family: Family, spec: TaskSpec) -> str:
+    if family is Family.CLASS_PROBABILITY and spec.label_column is None:
+        return f"train[{_columns(spec.target_columns)}].idxmax(axis=1)"
+    return f"train[{_columns([spec.label_column] if spec.label_column else spec.target_columns)}]"
+
+
+def _predicts_numbers(family: Family, spec: TaskSpec) -> bool:
+    # A forest that averages 0 and 1 gives probabilities, for several targets at once.
+    return family is Family.NUMBER or (family is Family.SCORE and len(spec.target_columns) > 1)
+
+
+def _predict(family: Family, spec: TaskSpec) -> list[str]:
+    goal = f"out[{_columns(spec.target_columns)}]"
+    if family is Family.CLASS_PROBABILITY:
+        return ["out[list(model.classes_.astype(str))] = model.predict_proba(X)"]
+    if family is Family.SCORE and not _predicts_numbers(family, spec):
+        return [f"{goal} = model.predict_proba(X)[:, {_positive_index(spec)}]"]
+    if family is Family.RANKING:
+        return [
+            "best = model.predict_proba(X).argsort(axis=1)[:, :-4:-1]",
+            f'{goal} = [" ".join(row) for row in model.classes_.astype(str)[best]]',
+        ]
+    return [f"{goal} = model.predict(X)"]
+
+
+def _positive_index(spec: TaskSpec) -> int:
+    if spec.labels is None or spec.positive is None:
+        return -1
+    return metrics.label_order(spec.labels).index(spec.positive)

@@ -1,0 +1,388 @@
+"""A team of language models as a PettingZoo AEC environment.
+
+`PipelineEnv` shows an `Attempt` (the turn engine) to the outside. A team is a list of `Role`; what is
+particular to an environment is in four hooks: `build_messages`, `grade`, `inspect` and `lay_start`.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+from gymnasium.spaces import Dict as DictSpace
+from pettingzoo import AECEnv
+
+from mappa_envs.attempt import Attempt, GroundTruth, Handover, Rules, Step
+from mappa_envs.blocking import wait_for
+from mappa_envs.coach import make_coach
+from mappa_envs.coach.base import Coach
+from mappa_envs.errors import ConfigError, SandboxError
+from mappa_envs.sandbox import open_sandbox
+from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
+from mappa_envs.spaces import MAX_CHARS, FreeText
+from mappa_envs.types import Artifact, Episode, Message, Outcome, Role, StopReason, Task
+from mappa_envs.view import View, Visibility, file_trail, prompt_text, transcript
+
+log = logging.getLogger(__name__)
+
+
+class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc]  # untyped base
+    """A team of language models on tasks with files and code.
+
+    Parameters
+    ----------
+    team : the roles, in their order.
+    tasks : what `reset` draws from.
+    coach : a coach, or the name of one for `make_coach`.
+    sandbox : a sandbox that others may share (it is not closed here), or a kind for `open_sandbox`: that
+        one is opened at the first reset and closed by `close`.
+    max_turns : bound of an episode, which is truncated there; None = all actions that the team has, four
+        times as many if a role names who follows.
+    time_limit_s : wall-clock bound of an episode, looked at after each action; None = no bound.
+    visibility : "full" = a role sees what every upstream teammate handed over, "previous" = the last one.
+    handover : "artifacts" = a role is done when all its required files are valid, or as with "message":
+        when it sends no code or has used up its actions.
+    ground_truth : "final" = the coach gets the metric report with the action that ends an episode.
+    limits, packages : for a sandbox that is opened here.
+    render_mode : "human" prints each turn, "ansi" returns the transcript.
+
+    Raises `ConfigError` on a senseless combination. Not offered: parallel actions, an agent that ends early.
+    The class checks the order of calls itself and needs no PettingZoo wrapper around it, which its async
+    twins `areset`, `astep` and `aclose` would go past.
+    """
+
+    env_id = "pipeline-v0"
+    metadata: dict[str, Any] = {  # noqa: RUF012  (PettingZoo's own attribute)
+        "name": "pipeline_v0",
+        "render_modes": ["human", "ansi"],
+        "is_parallelizable": False,
+    }
+
+    def __init__(
+        self,
+        team: Sequence[Role],
+        tasks: Sequence[Task],
+        *,
+        coach: Coach | str = "rubric",
+        sandbox: Sandbox | str = "auto",
+        max_turns: int | None = None,
+        time_limit_s: float | None = None,
+        visibility: Visibility = "full",
+        handover: Handover = "artifacts",
+        ground_truth: GroundTruth = "off",
+        limits: Limits | None = None,
+        packages: Sequence[str] = (),
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(sandbox, str) and (limits is not None or packages):
+            raise ConfigError("limits and packages belong to the given sandbox: set them where it is opened")
+        if not tasks:
+            raise ConfigError("tasks: there are none")
+        _check_team(team)
+        _check_choice("visibility", visibility, ("full", "previous"))
+        _check_choice("handover", handover, ("artifacts", "message"))
+        _check_choice("ground_truth", ground_truth, ("final", "off"))
+        _check_choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
+        self.rules = Rules(
+            team=tuple(team),
+            max_turns=_check_max_turns(max_turns, team),
+            time_limit_s=time_limit_s,
+            visibility=visibility,
+            handover=handover,
+            ground_truth=ground_truth,
+        )
+        self.tasks = tuple(tasks)
+        self.coach: Coach = make_coach(coach) if isinstance(coach, str) else coach
+        self.limits, self.packages, self.render_mode = limits, tuple(packages), render_mode
+        self._sandbox_kind = sandbox if isinstance(sandbox, str) else None
+        self._sandbox = None if isinstance(sandbox, str) else sandbox
+        self._workspace: Workspace | None = None
+        self._attempt: Attempt | None = None
+        self._rng = np.random.default_rng()
+        self.agents: list[str] = []
+        self.possible_agents = [role.name for role in team]
+        self.action_spaces = {agent: FreeText() for agent in self.possible_agents}
+        self.observation_spaces = {agent: _observation_space() for agent in self.possible_agents}
+        self.state_space = DictSpace({"transcript": FreeText(), "files": FreeText(), "turn": _count()})
+
+    # The hooks of an environment.
+
+    @abstractmethod
+    def build_messages(self, view: View) -> Sequence[Message]:
+        """The prompt of a role. Pure: the same view gives the same messages."""
+
+    @abstractmethod
+    async def grade(self, workspace: Workspace, task: Task, episode: Episode) -> Outcome:
+        """The verdict on the finished episode. Raises `SandboxError` when the sandbox failed."""
+
+    async def inspect(self, workspace: Workspace, task: Task, paths: Sequence[str]) -> Mapping[str, Artifact]:
+        """The state of the team's required files. Needed where a role requires any."""
+        raise NotImplementedError(f"{self.env_id} has required files but no inspect()")
+
+    async def lay_start(self, workspace: Workspace, task: Task, upstream: Sequence[Role]) -> None:
+        """Put the artifacts of the upstream roles into the workspace, for `start_role`."""
+        raise ConfigError(f"start_role: {self.env_id} cannot start in the middle")
+
+    # PettingZoo's interface; the async twins do the work.
+
+    @property
+    def episode(self) -> Episode:
+        """The record of the current episode so far; complete when all agents are done."""
+        return self._running.episode
+
+    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        return self.action_spaces[agent]
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """Start an episode.
+
+        `options`: "task_id" picks the task (else the seed does); "start_role" begins with that role, on
+        artifacts of the scripted expert; other keys are ignored. Raises `ConfigError` on an unknown task or
+        role, `SandboxError` when no workspace could be opened.
+        """
+        wait_for(self.areset(seed, options))
+
+    def step(self, action: Any) -> None:
+        """The whole message of the agent to act; None for an agent that is done."""
+        if self._is_over():
+            self._was_dead_step(action)
+        else:
+            wait_for(self.astep(action))
+
+    def close(self) -> None:
+        """End the workspace, and the sandbox if it was opened here. `reset` works again afterwards."""
+        if self._workspace is not None or (self._sandbox_kind and self._sandbox):
+            wait_for(self.aclose())
+
+    def cut(self, reason: StopReason) -> None:
+        """End the episode from outside, for example because a prompt no longer fits (`CONTEXT`)."""
+        wait_for(self.acut(reason))
+
+    async def areset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """`reset` in the caller's event loop."""
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        number = int(self._rng.integers(2**31)) if seed is None else int(seed)
+        task = self._pick_task((options or {}).get("task_id"), number)
+        start = self._check_start((options or {}).get("start_role"))
+        await self._close_workspace()
+        self._workspace = workspace = await self._open_sandbox().open(task.files)
+        try:
+            if start is not None:
+                await self.lay_start(workspace, task, self.rules.upstream(start))
+            attempt = Attempt(
+                hooks=self,
+                rules=self.rules,
+                coach=self.coach,
+                task=task,
+                workspace=workspace,
+                episode=Episode(
+                    env_id=self.env_id,
+                    task_id=task.task_id,
+                    task_type=task.task_type,
+                    split=task.split,
+                    seed=number,
+                    start_role=start,
+                ),
+            )
+            await attempt.begin()
+        except BaseException:
+            await self._close_workspace()
+            raise
+        self._attempt = attempt
+        self._start_agents(attempt.acting)
+
+    async def astep(self, action: Any) -> None:
+        """`step` in the caller's event loop."""
+        if self._is_over():
+            self._was_dead_step(action)
+            return
+        text = _check_action(self.agent_selection, action)
+        self._show(await self._running.play(text))
+        if self.episode.stop_reason is not None:
+            await self._close_workspace()
+        if self.render_mode == "human":
+            self.render()
+
+    async def acut(self, reason: StopReason) -> None:
+        """`cut` in the caller's event loop: everything is truncated; what is there is graded."""
+        if self._is_over():
+            raise RuntimeError(f"{self.env_id}: the episode is over already")
+        self._clear_rewards()
+        self._end_agents(await self._running.end(reason))
+        self._update_infos(None)
+        await self._close_workspace()
+
+    async def aclose(self) -> None:
+        """`close` in the caller's event loop."""
+        await self._close_workspace()
+        if self._sandbox_kind is not None and self._sandbox is not None:
+            sandbox, self._sandbox = self._sandbox, None
+            await sandbox.close()
+
+    def observe(self, agent: str) -> dict[str, Any]:
+        """What the agent would see if it acted now."""
+        view = self._running.view(agent)
+        return {
+            "prompt": prompt_text(self.build_messages(view))[:MAX_CHARS],
+            "turn": np.array(len(self.episode.turns), dtype=np.int64),
+            "actions_left": np.array(view.actions_left, dtype=np.int64),
+        }
+
+    def state(self) -> Any:
+        """The whole transcript and file trail; see `state_space`."""
+        return {
+            "transcript": transcript(self.episode)[:MAX_CHARS],
+            "files": file_trail(self.episode)[:MAX_CHARS],
+            "turn": np.array(len(self.episode.turns), dtype=np.int64),
+        }
+
+    def render(self) -> str | None:
+        """The transcript ("ansi"), or print the newest turn ("human")."""
+        if self.render_mode == "ansi":
+            return transcript(self.episode)
+        if self.render_mode == "human":
+            print(transcript(replace(self.episode, turns=self.episode.turns[-1:])))
+        else:
+            gymnasium.logger.warn(f"{self.env_id}: render() without a render_mode shows nothing")
+        return None
+
+    # How an attempt shows in PettingZoo's dictionaries.
+
+    @property
+    def _running(self) -> Attempt:
+        if self._attempt is None:
+            raise RuntimeError(f"{self.env_id}: call reset() first")
+        return self._attempt
+
+    def _is_over(self) -> bool:
+        over = self._running.episode.stop_reason is not None
+        if over and not self.agents:
+            raise RuntimeError(f"{self.env_id}: the episode is over and every agent is gone: call reset()")
+        return over
+
+    def _start_agents(self, first: str) -> None:
+        self.agents = list(self.possible_agents)
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
+        self._skip_agent_selection: str | None = None
+        self.agent_selection = first
+        self._update_infos(None)
+
+    def _show(self, step: Step) -> None:
+        self._cumulative_rewards[step.turn.agent] = 0.0
+        self._clear_rewards()
+        for correction in step.corrections:
+            self.rewards[correction.agent] += correction.delta
+        self.rewards[step.turn.agent] += (step.turn.final_score or 0.0) / 10
+        self._accumulate_rewards()
+        if step.stop is not None:
+            self._end_agents(step.stop)
+        else:
+            self.agent_selection = self._running.acting
+        self._update_infos(step)
+
+    def _end_agents(self, reason: StopReason) -> None:
+        natural = reason is StopReason.DONE
+        self.terminations = dict.fromkeys(self.agents, natural)
+        self.truncations = dict.fromkeys(self.agents, not natural)
+        self.agent_selection = self.agents[0]
+
+    def _update_infos(self, step: Step | None) -> None:
+        for agent in self.agents:
+            turns = [turn for turn in self.episode.turns if turn.agent == agent]
+            corrections = [c for c in step.corrections if c.agent == agent] if step else []
+            self.infos[agent] = {
+                "unscored": bool(turns) and turns[-1].final_score is None,
+                "corrections": [(c.turn, c.delta) for c in corrections],
+            }
+        if self.episode.stop_reason is None:
+            messages = [{"role": m.role, "content": m.content} for m in self._running.messages]
+            self.infos[self.agent_selection]["messages"] = messages
+
+    # Tasks, sandbox, workspace.
+
+    def _pick_task(self, task_id: object, seed: int) -> Task:
+        if task_id is None:
+            return self.tasks[int(np.random.default_rng(seed).integers(len(self.tasks)))]
+        for task in self.tasks:
+            if task.task_id == task_id:
+                return task
+        known = ", ".join(sorted(task.task_id for task in self.tasks)[:20])
+        raise ConfigError(f"task_id: no task {task_id!r} among the {len(self.tasks)} of this env ({known} …)")
+
+    def _check_start(self, start: Any) -> str | None:
+        if start is not None and start not in self.possible_agents:
+            raise ConfigError(f"start_role: no role {start!r}; known: {', '.join(self.possible_agents)}")
+        # Starting with the first role is an ordinary episode.
+        return None if start == self.possible_agents[0] else start
+
+    def _open_sandbox(self) -> Sandbox:
+        if self._sandbox is None:
+            kind = self._sandbox_kind or "auto"
+            self._sandbox = open_sandbox(kind, limits=self.limits, packages=self.packages)
+        return self._sandbox
+
+    async def _close_workspace(self) -> None:
+        workspace, self._workspace = self._workspace, None
+        if workspace is None:
+            return
+        try:
+            await workspace.close()
+        except SandboxError as error:
+            log.warning("closing a workspace: %s", error)
+
+
+def _count() -> Box:
+    return Box(0, np.iinfo(np.int64).max, (), np.int64)
+
+
+def _observation_space() -> DictSpace:
+    # PettingZoo's tests demand arrays under keys called "observation" or "action_mask": none here.
+    return DictSpace({"prompt": FreeText(), "turn": _count(), "actions_left": _count()})
+
+
+def _check_team(team: Sequence[Role]) -> None:
+    names = [role.name for role in team]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"team: needs at least one role, each with its own name; got {names}")
+    for role in team:
+        if role.max_actions < 1:
+            raise ConfigError(f"max_actions of {role.name} must be at least 1, got {role.max_actions}")
+
+
+def _check_max_turns(max_turns: int | None, team: Sequence[Role]) -> int:
+    if max_turns is None:
+        num_actions = sum(role.max_actions for role in team)
+        return num_actions if all(role.next is None for role in team) else 4 * num_actions
+    if max_turns < 1:
+        raise ConfigError(f"max_turns must be at least 1, got {max_turns}")
+    return max_turns
+
+
+def _check_choice(name: str, value: object, known: Sequence[object]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name}: unknown value {value!r}; known: {', '.join(map(repr, known))}")
+
+
+def _check_action(agent: str, action: Any) -> str:
+    if not isinstance(action, str):
+        raise TypeError(
+            f"the action of {agent} must be a str, its whole message; got {type(action).__name__}"
+        )
+    if len(action) > MAX_CHARS:
+        raise ValueError(f"the action of {agent} has {len(action)} characters; at most {MAX_CHARS} are taken")
+    return action

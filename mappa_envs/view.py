@@ -1,0 +1,109 @@
+"""What one role sees when it acts, and the plain text that prompts are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mappa_envs.actions import handover_text
+from mappa_envs.types import Artifact, Episode, Message, Role, Task, ToolResult, Turn
+
+Visibility = Literal["full", "previous"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Everything that a role's prompt may be built from.
+
+    `handovers` are the turns with which upstream teammates handed over, oldest first, one a teammate;
+    `own` the role's own turns since it was last handed to. `files` maps every file of the workspace to
+    its size in bytes (None: not known), `artifacts` every required file of the team to its state.
+    """
+
+    task: Task
+    team: tuple[Role, ...]
+    role: Role
+    actions_left: int
+    handovers: tuple[Turn, ...] = ()
+    own: tuple[Turn, ...] = ()
+    files: Mapping[str, int | None] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+
+    def title(self, agent: str) -> str:
+        """The title of a teammate."""
+        return next(role.title for role in self.team if role.name == agent)
+
+
+def handovers_for(agent: str, episode: Episode, visibility: Visibility) -> tuple[Turn, ...]:
+    """The last hand-over of each teammate, oldest first; with "previous" only the newest of them."""
+    latest = {turn.agent: turn for turn in episode.turns if turn.handed_over and turn.agent != agent}
+    ordered = sorted(latest.values(), key=lambda turn: turn.index)
+    return tuple(ordered[-1:] if visibility == "previous" else ordered)
+
+
+def head_and_tail(text: str, max_chars: int) -> str:
+    """The text with its middle left out where it is too long."""
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[len(text) - half :]}"
+
+
+def tail(text: str, max_chars: int) -> str:
+    """The end of the text."""
+    return text if len(text) <= max_chars else "…" + text[len(text) - max_chars :]
+
+
+def tool_text(tool: ToolResult) -> str:
+    """What an agent is shown of a run: output, errors and how it ended. No times."""
+    parts = [part.rstrip("\n") for part in (tool.stdout, tool.stderr) if part.strip()]
+    if tool.limit:
+        parts.append(f"[stopped: the {tool.limit} limit was reached]")
+    elif tool.exit_code:
+        parts.append(f"[failed: exit code {tool.exit_code}]")
+    elif not parts:
+        parts.append("[no output]")
+    return "\n".join(parts)
+
+
+def own_messages(view: View, max_chars: int = 12_000) -> list[Message]:
+    """The role's own turns as a chat: its message, then what its code printed.
+
+    The output comes in the role "user": not every chat template knows "tool".
+    """
+    messages = []
+    for turn in view.own:
+        messages.append(Message(role="assistant", content=handover_text(turn.action)))
+        shown = "There was no code to run." if turn.tool is None else tool_text(turn.tool)
+        messages.append(Message(role="user", content=f"Output:\n{head_and_tail(shown, max_chars)}"))
+    return messages
+
+
+def prompt_text(messages: Sequence[Message]) -> str:
+    """Chat messages as one string, for policies that take text. Not a chat template."""
+    return "\n\n".join(f"[{message.role}]\n{message.content}" for message in messages)
+
+
+def transcript(episode: Episode) -> str:
+    """All actions and their outputs."""
+    lines = [f"task {episode.task_id}"]
+    for turn in episode.turns:
+        lines.append(f"--- {turn.index} {turn.agent} ---\n{turn.action}")
+        if turn.tool is not None:
+            lines.append(f"[output]\n{tool_text(turn.tool)}")
+        if turn.final_score is not None:
+            lines.append(f"[score {turn.final_score:g}]")
+    if episode.stop_reason is not None:
+        lines.append(f"=== {episode.stop_reason}, outcome {episode.outcome} ===")
+    return "\n".join(lines)
+
+
+def file_trail(episode: Episode) -> str:
+    """Which turn created, changed or deleted which file, one a line."""
+    return "\n".join(
+        f"{turn.index} {turn.agent} {file.change} {file.path} {file.size} {file.sha256}"
+        for turn in episode.turns
+        if turn.tool is not None
+        for file in turn.tool.files
+    )
