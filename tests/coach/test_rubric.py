@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +24,14 @@ from mappa_envs.types import (
     Turn,
 )
 
-ENGINEER = Role(
-    name="data_engineer_0", title="", duty="", required=("X_train.pkl", "y_train.pkl", "X_test.pkl")
-)
+TABLES = ("X_train.pkl", "y_train.pkl", "X_test.pkl")
+ENGINEER = Role(name="data_engineer_0", title="", duty="", required=TABLES)
 MODELER = Role(name="modeler_0", title="", duty="", required=("model.pkl",))
 ANALYST = Role(name="analyst_0", title="", duty="", required=("submission.csv",))
 TEAM = (ENGINEER, MODELER, ANALYST)
-TASK = Task(task_id="t", task_type="classification", split="train", prompt="", files={})
+TASK = Task(
+    task_id="t", task_type="classification", split="train", prompt="", files={"train.csv": Path("train.csv")}
+)
 CODE = {
     "data_engineer_0": "X_train.pkl y_train.pkl X_test.pkl",
     "modeler_0": "load X_train.pkl y_train.pkl save model.pkl",
@@ -68,7 +70,7 @@ def judge(
 ) -> CoachScore:
     before = before or {}
     request = CoachRequest(
-        task=replace(TASK, files={"train.csv": None}),  # type: ignore[dict-item]
+        task=TASK,
         team=TEAM if role in TEAM else (role,),
         role=role,
         episode=Episode(env_id="e", task_id="t", task_type="c", split="train", seed=0, turns=past),

@@ -191,9 +191,10 @@ class Call:
 @pytest.mark.parametrize(
     "value",
     [
-        Call(eval, "1"), Call(getattr, 1, "real"), Call(open, "x"), Call(__import__, "os"), Call(np.load, "x"),
-        Call(np.memmap, "x"), Call(np.apply_along_axis, print, 0, [1]), Call(pd.read_pickle, "x"),
-        Call(pd.eval, "1"), Call(joblib.load, "x"), Call(type, "x", (), {}), Call(np.vectorize, print),
+        Call(eval, "1"), Call(getattr, 1, "real"), Call(open, "x"), Call(__import__, "os"),
+        Call(np.load, "x"), Call(np.memmap, "x"), Call(np.apply_along_axis, print, 0, [1]),
+        Call(pd.read_pickle, "x"), Call(pd.eval, "1"), Call(joblib.load, "x"),
+        Call(type, "x", (), {}), Call(np.vectorize, print),
     ],
     ids=lambda value: value.call[0].__name__,
 )  # fmt: skip
