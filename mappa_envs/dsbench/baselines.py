@@ -46,7 +46,7 @@ def write() -> None:
 
 
 def validate() -> list[str]:
-    """One line for each embedded task whose perfect, sample or dummy submission is not scored as it should be.
+    """One line for each embedded task whose perfect, sample or dummy submission is scored wrongly.
 
     The dummy must score what `baselines.json` says, and the reference must beat it.
     """
@@ -132,7 +132,7 @@ def _decide(task: DSBenchTask, shares: Array, classes: list[str]) -> Array:
     if family is Family.RANKING:
         ranked = np.argsort(-shares, axis=1, kind="stable")[:, :3]
         return np.array([" ".join(classes[i] for i in row) for row in ranked], dtype=object)
-    return np.array(classes, dtype=object)[shares.argmax(axis=1)]
+    return np.array([classes[i] for i in shares.argmax(axis=1)], dtype=object)
 
 
 def _classifiers(task: DSBenchTask, x: Array, truth: pd.DataFrame, x_test: Array) -> list[Array]:
@@ -156,11 +156,11 @@ def _regressors(task: DSBenchTask, x: Array, truth: pd.DataFrame, x_test: Array)
     y = forward(truth.to_numpy(float))
     loss = "absolute_error" if task.spec.metric in ("mae", "medae") else "squared_error"
     result = []
-    for make in (
-        lambda: RandomForestRegressor(200, random_state=0, n_jobs=2, min_samples_leaf=2),
-        lambda: HistGradientBoostingRegressor(random_state=0, max_iter=150, learning_rate=0.08, loss=loss),
+    for model in (
+        RandomForestRegressor(200, random_state=0, n_jobs=2, min_samples_leaf=2),
+        HistGradientBoostingRegressor(random_state=0, max_iter=150, learning_rate=0.08, loss=loss),
     ):
-        columns = [make().fit(x, y[:, j]).predict(x_test) for j in range(y.shape[1])]
+        columns = [model.fit(x, y[:, j]).predict(x_test) for j in range(y.shape[1])]
         result.append(back(np.column_stack(columns)))
     return result
 

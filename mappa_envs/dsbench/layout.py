@@ -325,6 +325,9 @@ def _task(name: str, paths: _Paths, spec: TaskSpec, text: str, facts: Mapping[st
     spec = _with_labels(spec, paths.train)
     family = metrics.metric(spec.metric).family
     kinds = {Family.NUMBER: "regression", Family.TEXT: "text"}
+    # What test.csv lacks is no feature, such as bike-sharing's casual and registered.
+    given = set(read_header(paths.test))
+    columns = [column for column in read_columns(paths.train) if column.name in given]
     files = {"train.csv": paths.train, "test.csv": paths.test}
     if paths.sample is not None:
         files["sample_submission.csv"] = paths.sample
@@ -332,7 +335,7 @@ def _task(name: str, paths: _Paths, spec: TaskSpec, text: str, facts: Mapping[st
         task_id=name,
         task_type=facts.get("type") or kinds.get(family, "classification"),
         split=facts.get("split", ""),
-        prompt=make_prompt(text, spec, read_columns(paths.train)),
+        prompt=make_prompt(text, spec, columns),
         files=files,
         spec=spec,
         answers=paths.answers,

@@ -1,0 +1,189 @@
+"""Reading a submission: from an untrusted file to the cells of its columns, row by row of the answers.
+
+Every step raises `Invalid` with one of `CODES` and a message that says what to mend.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+CODES = (
+    "no_file",
+    "not_a_file",
+    "too_large",
+    "empty_file",
+    "not_text",
+    "ragged",
+    "duplicate_columns",
+    "missing_id_column",
+    "missing_target_column",
+    "no_rows",
+    "blank_id",
+    "duplicate_ids",
+    "missing_ids",
+    "unknown_ids",
+    "blank_prediction",
+    "not_a_label",
+    "not_numeric",
+    "not_finite",
+    "not_probability",
+    "undefined_score",
+    "ok",
+)
+
+BLANKS = frozenset({"", "nan", "-nan", "na", "n/a", "null", "none", "<na>", "nat"})
+_WHOLE = re.compile(r"(-?\d+)\.0*")
+
+
+class Invalid(Exception):
+    """The submission cannot be scored; `code` is one of `CODES`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def canonical(cell: str) -> str:
+    """Ids and labels compare as text, with 1.0 read as 1. `007` stays `007`."""
+    text = cell.strip()
+    match = _WHOLE.fullmatch(text)
+    return match[1] if match else text
+
+
+def content(submission: Path | bytes | None, limit: int) -> bytes:
+    """The bytes of a submission; `limit` is checked before anything is read."""
+    if submission is None:
+        raise Invalid("no_file", "there is no submission file")
+    data = submission if isinstance(submission, bytes) else _read_file(Path(submission), limit)
+    if len(data) > limit:
+        raise Invalid("too_large", f"the submission has more than {limit} bytes, the limit")
+    return data
+
+
+def _read_file(path: Path, limit: int) -> bytes:
+    """At most `limit` + 1 bytes of a regular file, looked at and read through one descriptor."""
+    try:
+        # O_NONBLOCK: opening a pipe must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        raise Invalid("no_file", f"there is no file {path.name}") from None
+    except OSError as error:
+        raise Invalid("not_a_file", f"{path.name} is not a readable file: {error.strerror}") from None
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise Invalid("not_a_file", f"{path.name} is a folder or device, not a file")
+        if about.st_size > limit:
+            raise Invalid("too_large", f"{path.name} has {about.st_size} bytes, the limit is {limit}")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(limit + 1)
+    finally:
+        os.close(descriptor)
+
+
+def decode(data: bytes) -> str:
+    """The text, without a byte order mark."""
+    if not data.strip():
+        raise Invalid("empty_file", "the submission is empty")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Invalid(
+            "not_text", f"not UTF-8 text (byte {error.start}): write it with DataFrame.to_csv"
+        ) from None
+    if "\0" in text:
+        raise Invalid("not_text", "binary content: write plain CSV text with DataFrame.to_csv")
+    return text
+
+
+def parse(
+    text: str, id_column: str, targets: Sequence[str], *, warnings: list[str], keep: int
+) -> tuple[list[str], list[list[str]]]:
+    """The canonical ids and the cells of each target column, at most `keep` rows of them."""
+    names = (id_column, *targets)
+    reader = csv.reader(io.StringIO(text, newline=""))
+    rows = (row for row in reader if len(row) > 1 or (row and row[0].strip()))
+    wanted: list[list[str]] = [[] for _ in names]
+    try:
+        header = [name.strip() for name in next(rows, [])]
+        if not header:
+            raise Invalid("empty_file", "the submission is empty")
+        where = [_find(header, name, names) for name in names]
+        for row in rows:
+            if len(row) != len(header):
+                raise Invalid(
+                    "ragged",
+                    f"line {reader.line_num} has {len(row)} fields, the header has {len(header)}",
+                )
+            if len(wanted[0]) < keep:
+                for column, at in zip(wanted, where, strict=True):
+                    column.append(row[at] if at is not None else "")
+    except csv.Error as error:
+        raise Invalid("ragged", f"line {reader.line_num}: {error} (an unclosed quote?)") from None
+    _check_header(header, where, names, warnings)
+    if not wanted[0]:
+        raise Invalid("no_rows", "the submission has a header but no rows")
+    return [canonical(cell) for cell in wanted[0]], wanted[1:]
+
+
+def _find(header: list[str], name: str, names: Sequence[str]) -> int | None:
+    """Where the column stands; the case of letters counts only if it tells two columns apart."""
+    if name in header:
+        return header.index(name)
+    close = [i for i, have in enumerate(header) if have.lower() == name.lower() and have not in names]
+    return close[0] if len(close) == 1 else None
+
+
+def _check_header(
+    header: list[str], where: list[int | None], names: Sequence[str], warnings: list[str]
+) -> None:
+    twice = sorted(name for name, count in Counter(header).items() if count > 1)
+    if twice:
+        raise Invalid("duplicate_columns", f"columns appear twice: {some(twice)}")
+    for number, (name, at) in enumerate(zip(names, where, strict=True)):
+        if at is None:
+            code = "missing_id_column" if number == 0 else "missing_target_column"
+            hint = " (fields must be separated by commas)" if len(header) == 1 else ""
+            raise Invalid(code, f"no column {name!r}; the columns are: {some(header, 8)}{hint}")
+        if header[at] != name:
+            warnings.append(f"column {header[at]!r} was taken for {name!r}")
+    extra = [name or "(a saved index)" for i, name in enumerate(header) if i not in where]
+    if extra:
+        warnings.append(f"columns that are not asked for were ignored: {some(extra)}")
+
+
+def match(ids: list[str], wanted: list[str], id_column: str) -> list[int]:
+    """For each wanted id the row of the submission that has it."""
+    known = set(wanted)
+    blank = [i for i, id_ in enumerate(ids) if id_.lower() in BLANKS and id_ not in known]
+    if blank:
+        where = f"the first is row {blank[0] + 1}"
+        raise Invalid("blank_id", f"{len(blank)} rows have no {id_column!r}, {where}")
+    row_of = {id_: row for row, id_ in enumerate(ids)}
+    if len(row_of) < len(ids):
+        twice = sorted({id_ for row, id_ in enumerate(ids) if row_of[id_] != row})
+        raise Invalid("duplicate_ids", f"{len(twice)} ids appear more than once: {some(twice)}")
+    missing = [id_ for id_ in wanted if id_ not in row_of]
+    if missing:
+        raise Invalid(
+            "missing_ids",
+            f"{len(missing)} of {len(wanted)} ids of test.csv are missing: {some(missing)}; "
+            f"predict every row of test.csv and copy its {id_column!r} unchanged",
+        )
+    unknown = [id_ for id_ in ids if id_ not in known]
+    if unknown:
+        raise Invalid("unknown_ids", f"{len(unknown)} ids are not in test.csv: {some(unknown)}")
+    return [row_of[id_] for id_ in wanted]
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first names of a list for a message, each cut to 40 characters."""
+    short = [name if len(name) <= 40 else name[:37] + "..." for name in names[:most]]
+    return ", ".join(short) + (", …" if len(names) > most else "")
