@@ -119,6 +119,7 @@ class Zygote:
         number = next(self._ids)
         answer: asyncio.Future[tuple[dict[str, Any], list[int]]] = asyncio.get_running_loop().create_future()
         data = json.dumps({"op": op, "id": number, **fields}).encode()
+        self._waiting[number] = answer
         async with self._sending:
             while True:
                 try:
@@ -129,7 +130,6 @@ class Zygote:
                 except OSError as error:
                     self.abort(f"sending {op}: {error}")
                     raise SandboxError(f"the sandbox process is dead: {error}") from error
-        self._waiting[number] = answer
         return number, answer
 
     async def receive(
@@ -150,7 +150,12 @@ class Zygote:
     async def _writable(self) -> None:
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
-        loop.add_writer(self._socket.fileno(), lambda: ready.done() or ready.set_result(None))
+
+        def resume() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        loop.add_writer(self._socket.fileno(), resume)
         try:
             await asyncio.wait_for(ready, REPLY_TIMEOUT_S)
         except TimeoutError:

@@ -242,7 +242,10 @@ class NamespaceWorkspace(Workspace):
         def keep(sink: HeadTail, data: bytes) -> None:
             if not sink.add(data) and not too_much.is_set():
                 too_much.set()
-                loop.create_task(self._kill(run_number, "output"))
+                # Held by `_tracked`'s task set: the loop itself holds tasks only weakly.
+                task = loop.create_task(self._kill(run_number, "output"))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
         loop = asyncio.get_running_loop()
         pipes = [
@@ -314,14 +317,18 @@ class NamespaceWorkspace(Workspace):
         self._check_open()
         with _as_read_errors(path):
             fd = linux.open_beneath(self._root_fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        with open(fd, "rb") as file:
+        try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
                 raise ValueError(f"{path!r} is not a regular file")
-            data = file.read(max_bytes + 1) if found.st_size <= max_bytes else b""
-            if found.st_size > max_bytes or len(data) > max_bytes:
-                raise ValueError(f"{path!r} is larger than {max_bytes} bytes")
-            return data
+            if found.st_size <= max_bytes:
+                with open(fd, "rb", closefd=False) as file:
+                    data = file.read(max_bytes + 1)
+                if len(data) <= max_bytes:
+                    return data
+            raise ValueError(f"{path!r} is larger than {max_bytes} bytes")
+        finally:
+            os.close(fd)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -346,37 +353,34 @@ def _check_name(name: str) -> str:
 
 def _copy_all(contents: list[Path | bytes], fds: list[int]) -> None:
     """Write each content to its descriptor and close it."""
-    targets = [open(fd, "wb", buffering=0) for fd in fds]
     try:
-        for content, target in zip(contents, targets, strict=True):
+        for content, fd in zip(contents, fds, strict=True):
             if isinstance(content, bytes):
-                _copy_bytes(content, target.fileno())
+                with boundary(DataError, "copying into the workspace (see Limits.workspace_mb)", OSError):
+                    _copy_bytes(content, fd)
             else:
-                with boundary(DataError, f"copying {content} into the workspace", OSError):
-                    _copy_file(content, target.fileno())
+                with boundary(DataError, f"copying {content} (see Limits.workspace_mb)", OSError):
+                    _copy_file(content, fd)
     finally:
-        for target in targets:
-            target.close()
+        for fd in fds:
+            os.close(fd)
 
 
 def _copy_bytes(content: bytes, fd: int) -> None:
     view = memoryview(content)
-    with boundary(DataError, "copying into the workspace (see Limits.workspace_mb)", OSError):
-        while view:
-            view = view[os.write(fd, view) :]
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def _copy_file(source: Path, fd: int) -> None:
     with source.open("rb") as file:
-        while os.sendfile(fd, file.fileno(), None, 1 << 24):  # type: ignore[arg-type]
+        while os.sendfile(fd, file.fileno(), None, 1 << 24):
             pass
 
 
 def _memory_file(data: bytes) -> int:
     fd = os.memfd_create("code")
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+    _copy_bytes(data, fd)
     return fd
 
 

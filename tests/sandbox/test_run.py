@@ -185,7 +185,7 @@ def test_read(sandbox: Sandbox) -> None:
             with pytest.raises(FileNotFoundError):
                 await workspace.read("none", 5)
             for path in ("d", "../x", "/etc/passwd"):
-                with pytest.raises(ValueError, match="cannot be read|regular"):
+                with pytest.raises(ValueError, match=r"cannot be read|regular"):
                     await workspace.read(path, 5)
 
     asyncio.run(scenario())

@@ -11,8 +11,18 @@ import errno
 import platform
 import struct
 
-from .linux import CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID
-from .linux import CLONE_NEWUSER, CLONE_NEWUTS, PR_SET_SECCOMP, check, libc
+from .linux import (
+    CLONE_NEWCGROUP,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
+    PR_SET_SECCOMP,
+    check,
+    libc,
+)
 
 # name: (x86_64, aarch64); -1 where the architecture has no such call.
 DENIED = {

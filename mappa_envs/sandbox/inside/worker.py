@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import gc
 import json
 import linecache
 import os
@@ -21,7 +22,6 @@ import tempfile
 import threading
 import traceback
 import types
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -87,12 +87,12 @@ def prepare(channel: socket.socket) -> socket.socket:
 
 def _open_streams() -> None:
     # Line by line, so that a killed run does not lose what it printed.
-    def stream(fd: int) -> Any:
-        return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    def stream(fd: int, mode: str) -> Any:
+        return open(fd, mode, buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = stream(1)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = stream(2)  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = stream(0, "r")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = stream(1, "w")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = stream(2, "w")  # type: ignore[misc]
 
 
 def lock_in(order: dict[str, Any], fds: list[int], setting: Setting) -> None:
@@ -160,7 +160,7 @@ def run(work: dict[str, Any]) -> int:
     sys.argv = ["main.py"]
     tempfile.tempdir = None
     if work["trusted"]:
-        main_module.__dict__["report"] = _reporter()
+        main_module.__dict__["report"] = _write_report
     else:
         # Last, so that a file of an earlier agent cannot stand in for a library.
         sys.path.append(WORKSPACE)
@@ -168,80 +168,71 @@ def run(work: dict[str, Any]) -> int:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(0)
-    exit_code = _run_blocks(work["blocks"], main_module.__dict__)
-    _wind_up()
+    exit_code, error = _run_blocks(work["blocks"], main_module.__dict__)
+    if error and not work["trusted"]:
+        _write_report({"exception": error[:200]})
+    _wind_up(main_module.__dict__)
     return exit_code
 
 
-def _reporter() -> Callable[[Any], None]:
-    def report(value: Any) -> None:
-        data = json.dumps(value).encode() + b"\n"
-        while data:
-            data = data[os.write(_REPORT, data) :]
-
-    return report
+def _write_report(value: Any) -> None:
+    data = json.dumps(value).encode() + b"\n"
+    while data:
+        data = data[os.write(_REPORT, data) :]
 
 
-def _run_blocks(blocks: list[str], namespace: dict[str, Any]) -> int:
+def _run_blocks(blocks: list[str], namespace: dict[str, Any]) -> tuple[int, str | None]:
+    """Exit code, and the class name of what was raised and not caught."""
     names = ["main.py"] if len(blocks) == 1 else [f"block_{n}.py" for n in range(1, len(blocks) + 1)]
     for name, source in zip(names, blocks, strict=True):
-        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        linecache.cache[name] = (len(source), None, f"{source}\n".splitlines(keepends=True), name)
     for name, source in zip(names, blocks, strict=True):
         try:
             exec(compile(source, name, "exec", dont_inherit=True), namespace)
         except SystemExit as error:
-            return _exit_code(error)
+            exit_code = _exit_code(error)
+            return exit_code, type(error).__name__ if exit_code else None
         except BaseException as error:  # noqa: BLE001 - agents' code raises what it likes
             _show(error)
-            return 1
-    return 0
+            return 1, type(error).__name__
+    return 0, None
 
 
 def _exit_code(error: SystemExit) -> int:
     """As the interpreter does it at its own end."""
     if error.code is None or isinstance(error.code, int):
-        exit_code = (error.code or 0) & 255
-    else:
-        print(error.code, file=sys.stderr)
-        exit_code = 1
-    if exit_code:
-        _claim(error)
-    return exit_code
-
-
-def _claim(error: BaseException) -> None:
-    with contextlib.suppress(OSError):
-        os.write(_REPORT, json.dumps({"exception": type(error).__name__[:200]}).encode() + b"\n")
+        return (error.code or 0) & 255
+    print(error.code, file=sys.stderr)
+    return 1
 
 
 def _show(error: BaseException) -> None:
     """The traceback from the agent's first frame on."""
-    _claim(error)
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_globals.get("__name__") == __name__:
         frame = frame.tb_next
     try:
         traceback.print_exception(type(error), error, frame)
-    except BaseException as second:  # noqa: BLE001 - an agent's __str__ or stderr raised
+    except BaseException as second:  # noqa: BLE001 - an agent's stderr or traceback module raised
         with contextlib.suppress(OSError):
             os.write(2, f"{type(error).__name__} (its traceback raised {type(second).__name__})\n".encode())
 
 
-def _wind_up() -> None:
-    """What the interpreter does at its end: threads, exit handlers, buffers."""
+def _wind_up(namespace: dict[str, Any]) -> None:
+    """What the interpreter does at its end: threads, exit handlers, open files, buffers."""
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
+    with contextlib.suppress(BaseException):
+        namespace.clear()  # closes, and so writes, the files that it left open
+        gc.collect()
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(BaseException):
             stream.flush()  # type: ignore[union-attr]
 
 
 def _read_all(fd: int) -> bytes:
-    size = os.fstat(fd).st_size
-    parts = []
-    while size > 0 and (part := os.pread(fd, size, sum(map(len, parts)))):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return file.read()

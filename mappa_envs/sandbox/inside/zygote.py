@@ -263,7 +263,7 @@ class Zygote:
             self.num_spares = 0  # it could not even wait: let a run say why
         if self.running.pop(step.run, None) is None:
             return
-        answer = {"id": step.run, "exit_code": step.status, "limit": step.limit}
+        answer: dict[str, Any] = {"id": step.run, "exit_code": step.status, "limit": step.limit}
         answer["duration_s"] = max(0.0, now - (step.started or now))
         if step.first_word != worker.STARTED:
             answer["error"] = f"a worker did not start: {step.first_word or f'exit code {step.status}'}"
