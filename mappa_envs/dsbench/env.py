@@ -52,7 +52,7 @@ from mappa_envs.coach.base import Coach
 from mappa_envs.dsbench import artifacts, prompts
 from mappa_envs.dsbench.grading import MAX_BYTES, Grade, TaskSpec, grade, report
 from mappa_envs.dsbench.metrics import REPORT_KEYS
-from mappa_envs.dsbench.tasks import DSBenchTask, load_tasks, read_header
+from mappa_envs.dsbench.tasks import DSBenchTask, load_tasks, read_columns, read_header
 from mappa_envs.errors import ConfigError
 from mappa_envs.pipeline import PipelineEnv
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
@@ -128,7 +128,7 @@ class DSBenchEnv(PipelineEnv):
 
     def build_messages(self, view: View) -> Sequence[Message]:
         task = _own(view.task)
-        return prompts.build(view, task.spec, _shapes(task), self.prompt_style)
+        return prompts.build(view, task.spec, _facts(task), self.prompt_style)
 
     async def inspect(self, workspace: Workspace, task: Task, paths: Sequence[str]) -> Mapping[str, Artifact]:
         mine = _own(task)
@@ -187,18 +187,20 @@ def _unreadable(episode: Episode, limit: int) -> str:
     return "not_a_file"
 
 
-def _shapes(task: DSBenchTask) -> dict[str, tuple[int, int]]:
-    train, test = task.files["train.csv"], task.files["test.csv"]
-    return _table_shapes(train, test, task.spec)
+def _facts(task: DSBenchTask) -> prompts.Facts:
+    return _table_facts(task.files["train.csv"], task.files["test.csv"], task.spec)
 
 
 @lru_cache(maxsize=512)
-def _table_shapes(train: Path, test: Path, spec: TaskSpec) -> dict[str, tuple[int, int]]:
-    tables = artifacts.Tables.read(train, test, spec)
-    return {
-        "train.csv": (tables.train_rows, len(read_header(train))),
-        "test.csv": (tables.test_rows, len(read_header(test))),
-    }
+def _table_facts(train: Path, test: Path, spec: TaskSpec) -> prompts.Facts:
+    tables, columns = artifacts.Tables.read(train, test, spec), read_columns(test)
+    return prompts.Facts(
+        shapes={
+            "train.csv": (tables.train_rows, len(read_header(train))),
+            "test.csv": (tables.test_rows, len(columns)),
+        },
+        has_numbers=any(column.is_number for column in columns if column.name != spec.id_column),
+    )
 
 
 def env(**arguments: Any) -> DSBenchEnv:

@@ -8,7 +8,9 @@ particular to this moment. It holds a script for exactly this task that does the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mappa_envs.actions import handover_text
@@ -20,8 +22,17 @@ from mappa_envs.view import View, head_and_tail, own_messages, tail, tool_text
 
 PromptStyle = Literal["full", "starter"]
 STYLES: tuple[str, ...] = get_args(PromptStyle)
-Shapes = Mapping[str, tuple[int, int]]
-"""Rows and columns of the task's own tables, by file name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a prompt may say about the task's own tables."""
+
+    shapes: Mapping[str, tuple[int, int]]
+    """Rows and columns by file name."""
+    has_numbers: bool
+    """Some feature column is numeric."""
+
 
 DUTIES = {
     "data_engineer": (
@@ -62,21 +73,22 @@ _LAST = {
     "analyst": "Write the code that saves submission.csv.",
 }
 _MOST_FILES = 40
+_FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 
 
-def build(view: View, spec: TaskSpec, shapes: Shapes, style: PromptStyle) -> list[Message]:
+def build(view: View, spec: TaskSpec, facts: Facts, style: PromptStyle) -> list[Message]:
     """The prompt of the role. Pure."""
-    return _starter(view, spec, shapes) if style == "starter" else _full(view, shapes)
+    return _starter(view, spec, facts) if style == "starter" else _full(view, facts)
 
 
-def _full(view: View, shapes: Shapes) -> list[Message]:
+def _full(view: View, facts: Facts) -> list[Message]:
     role = view.role
     chain = " → ".join(member.title for member in view.team)
     system = (
         f"You are the {role.title} of a data science team: {chain}. The team works in one folder and "
         f"succeeds only if the final submission is good.\n\nYour duty: {role.duty}\n\n{_ADVICE}"
     )
-    parts = [f"# Task\n{view.task.prompt.strip()}", "# Files\n" + "\n".join(_files(view, shapes))]
+    parts = [f"# Task\n{view.task.prompt.strip()}", "# Files\n" + "\n".join(_files(view, facts))]
     for turn in view.handovers:
         text = head_and_tail(handover_text(turn.action), 8000) or "(an empty message)"
         parts.append(f"# Message of the {view.title(turn.agent)}\n{text}{_output(turn, 2000)}")
@@ -94,33 +106,31 @@ def _times(number: int) -> str:
     return "one message" if number == 1 else f"{number} messages"
 
 
-def _files(view: View, shapes: Shapes) -> list[str]:
+def _files(view: View, facts: Facts) -> list[str]:
     lines = []
     for path in sorted(view.files):
         found, size = view.artifacts.get(path), view.files[path]
-        facts = [] if size is None else [f"{size} bytes"]
-        shape = found.shape if found and found.shape else shapes.get(path)
+        words = [] if size is None else [f"{size} bytes"]
+        shape = found.shape if found and found.shape else facts.shapes.get(path)
         if shape and len(shape) == 2:
-            facts.insert(0, f"{shape[0]} rows × {shape[1]} columns")
+            words.insert(0, f"{shape[0]} rows × {shape[1]} columns")
         if found and found.status != "valid":
-            facts.append(f"{found.status}: {found.problem}")
-        lines.append(f"- {path} ({', '.join(facts)})" if facts else f"- {path}")
+            words.append(f"{found.status}: {found.problem}")
+        lines.append(f"- {path} ({', '.join(words)})" if words else f"- {path}")
     if len(lines) > _MOST_FILES:
         lines = [*lines[:_MOST_FILES], f"- … {len(lines) - _MOST_FILES} more"]
     missing = [path for path in view.role.required if path not in view.files]
     return lines + [f"- {path} is missing" for path in missing]
 
 
-def _starter(view: View, spec: TaskSpec, shapes: Shapes) -> list[Message]:
+def _starter(view: View, spec: TaskSpec, facts: Facts) -> list[Message]:
     seat = view.role.name.rsplit("_", 1)[0]
-    code = starter_code(seat, spec)
+    code = starter_code(seat, spec, facts.has_numbers)
     shared = f"{view.task.prompt.strip()}\nExample:\n```python\n{code}\n```\n"
-    now = [_short_files(view, shapes)]
+    now = [_short_files(view, facts)]
     for turn in view.handovers:
-        text = " ".join(handover_text(turn.action).replace("```", " ").split())[:300]
-        now.append(f"{view.title(turn.agent)}: {text}")
-        if turn.tool is not None:
-            now.append(f"Its output: {tail(tool_text(turn.tool), 200)}")
+        if said := _said(turn):
+            now.append(f"{view.title(turn.agent)}: {said}")
     if view.own and (last := view.own[-1]).tool is not None:
         now.append(f"Your last output: {tail(tool_text(last.tool), 200)}")
     system = f"You are the {view.role.title}. Answer with one Python code block."
@@ -128,20 +138,40 @@ def _starter(view: View, spec: TaskSpec, shapes: Shapes) -> list[Message]:
     return [Message(role="system", content=system), Message(role="user", content=user)]
 
 
-def _short_files(view: View, shapes: Shapes) -> str:
+def _said(turn: Turn) -> str:
+    """The prose of a hand-over and the end of its output. Its code would fill the small context."""
+    prose = _FENCED.sub(" ", handover_text(turn.action))
+    output = tail(turn.tool.stdout.strip(), 100) if turn.tool else ""
+    return " ".join(f"{prose} {output}".replace("`", "").split())[:300]
+
+
+def _short_files(view: View, facts: Facts) -> str:
     words = []
-    for path in sorted(view.files)[:12]:
+    for path in (*facts.shapes, *view.artifacts):
         found = view.artifacts.get(path)
-        shape = found.shape if found and found.shape else shapes.get(path)
-        word = f"{path} {'x'.join(map(str, shape))}" if shape else path
-        words.append(f"{word} ({found.problem[:80]})" if found and found.status != "valid" else word)
+        if found is None or found.status == "valid":
+            shape = found.shape if found else facts.shapes[path]
+            words.append(f"{path} {'x'.join(map(str, shape))}" if shape else path)
+        elif found.status != "missing":
+            words.append(f"{path} (bad: {found.problem[:80]})")
     return f"Files: {', '.join(words)}."
 
 
-def starter_code(seat: str, spec: TaskSpec) -> str:
+def starter_code(seat: str, spec: TaskSpec, has_numbers: bool = True) -> str:
     """A short script that does the job of `data_engineer`, `modeler` or `analyst` for this task."""
     family = metrics.metric(spec.metric).family
-    if seat == "data_engineer":
+    if seat == "data_engineer" and not has_numbers:
+        lines = [
+            "import pandas as pd",
+            'train = pd.read_csv("train.csv")',
+            'test = pd.read_csv("test.csv")',
+            f"both = pd.concat([train, test])[test.columns].drop(columns={_quote(spec.id_column)})",
+            "X = both.apply(lambda c: pd.factorize(c, sort=True)[0])",
+            'X[:len(train)].to_pickle("X_train.pkl")',
+            'X[len(train):].to_pickle("X_test.pkl")',
+            f'{_target(family, spec)}.to_pickle("y_train.pkl")',
+        ]
+    elif seat == "data_engineer":
         lines = [
             "import pandas as pd",
             'train = pd.read_csv("train.csv")',

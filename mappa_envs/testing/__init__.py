@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mappa_envs.coach.fake import FakeCoach
+from mappa_envs.sandbox.fake import FakeSandbox, FakeWorkspace
 from mappa_envs.testing.expert import ExpertPolicy, expert_action, lay_artifacts
 
 if TYPE_CHECKING:
@@ -11,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ExpertPolicy",
+    "FakeCoach",
+    "FakeSandbox",
+    "FakeWorkspace",
     "api_test",
     "check_promises",
     "expert_action",

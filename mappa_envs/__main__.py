@@ -1,0 +1,116 @@
+"""`python -m mappa_envs doctor | data list | data check PATH`: what works here, and which tasks there are.
+
+Exit codes: 0 all is well, 1 findings, 2 bad input, 3 this machine lacks something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from typing import Protocol
+
+from mappa_envs.errors import MappaError
+
+PACKAGES = (
+    "gymnasium",
+    "pettingzoo",
+    "numpy",
+    "pandas",
+    "scipy",
+    "scikit-learn",
+    "sympy",
+    "math-verify",
+    "bokeh-sampledata",
+    "pydantic",
+)
+
+
+class Line(Protocol):
+    """What both kinds of finding have."""
+
+    @property
+    def ok(self) -> bool: ...
+
+    @property
+    def message(self) -> str: ...
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except MappaError as error:
+        print(f"mappa_envs: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m mappa_envs", description="The environments' own tools.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    doctor = commands.add_parser("doctor", help="what works on this machine, and what to do")
+    doctor.set_defaults(run=_doctor)
+    data = commands.add_parser("data", help="tasks of DSBench").add_subparsers(required=True, metavar="WHAT")
+    listing = data.add_parser("list", help="the tasks of a source")
+    listing.add_argument("--tasks", default="embedded", help='"embedded", "dsbench" or a folder')
+    listing.add_argument("--split", choices=("train", "val", "test"), help="only this split")
+    listing.set_defaults(run=_list)
+    check = data.add_parser("check", help="can a folder of tasks be used?")
+    check.add_argument("path", metavar="PATH", help="a folder in the official layout or in one's own")
+    check.set_defaults(run=_check)
+    return parser
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from mappa_envs.sandbox.doctor import probe
+
+    missing = [name for name in PACKAGES if not _is_installed(name)]
+    for name in PACKAGES:
+        advice = f"is missing: pip install {name}" if name in missing else metadata.version(name)
+        print(f"{'MISSING' if name in missing else 'ok':8}{name}: {advice}")
+    findings = probe()
+    _print_lines((finding.name, finding) for finding in findings)
+    return int(bool(missing) or not all(finding.ok for finding in findings))
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _list(options: argparse.Namespace) -> int:
+    from mappa_envs.dsbench.tasks import load_tasks
+
+    tasks = load_tasks(options.tasks, options.split)
+    width = max(len(task.task_id) for task in tasks)
+    for task in tasks:
+        targets = ", ".join(task.spec.target_columns)
+        print(
+            f"{task.task_id:{width}}  {task.split:5}  {task.task_type:14}  {task.spec.metric:11}  {targets}"
+        )
+    print(f"{len(tasks)} tasks")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from mappa_envs.dsbench.layout import check
+
+    findings = check(options.path)
+    _print_lines((finding.task, finding) for finding in findings)
+    num_bad = sum(not finding.ok for finding in findings)
+    print(f"{len(findings)} tasks looked at, {num_bad} cannot be used")
+    return int(num_bad > 0)
+
+
+def _print_lines(lines: Iterable[tuple[str, Line]]) -> None:
+    for name, line in lines:
+        print(f"{'ok' if line.ok else 'PROBLEM':8}{name}: {line.message}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
