@@ -74,7 +74,9 @@ def test_a_fenced_block_comes_back_whole(code: str, reasoning: str) -> None:
     assert extract_code(f"<think>{hidden}</think>\n{T}python\n{code}\n{T}\nbye") == (code,)
 
 
-@pytest.mark.parametrize("piece", ["```py a``` ", "x ``` ", "</s>", "`", "<think>", "</think>", "```python\n", "<"])
+@pytest.mark.parametrize(
+    "piece", ["```py a``` ", "x ``` ", "</s>", "`", "<think>", "</think>", "```python\n", "<"]
+)
 def test_time_is_linear(piece: str) -> None:
     text = piece * (400_000 // len(piece))
     start = time.monotonic()
