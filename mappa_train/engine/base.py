@@ -18,3 +18,7 @@ class Engine(Protocol):
     def sync(self, version: int) -> None:
         """Take over the current weights of every agent's policy as policy version `version`."""
         ...
+
+    def cancel(self) -> None:
+        """Make a running `generate` in another thread end soon, by an exception there."""
+        ...

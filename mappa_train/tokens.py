@@ -1,0 +1,43 @@
+"""The only place that knows tokenizers and chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mappa_envs.errors import ConfigError, boundary
+
+
+class ChatTokenizer:
+    """Chat messages to token ids and back.
+
+    `stop_ids` end an action: the tokenizer's and the model's end-of-text ids.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer, GenerationConfig
+
+        with boundary(ConfigError, f"{folder}: no tokenizer", OSError, ValueError):
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        if not self._tokenizer.chat_template:
+            raise ConfigError(f"{folder}: the tokenizer has no chat template; take an instruction-tuned model")
+        stops = {self._tokenizer.eos_token_id}
+        if (folder / "generation_config.json").is_file():
+            extra = GenerationConfig.from_pretrained(folder).eos_token_id
+            stops |= set(extra) if isinstance(extra, list) else {extra}
+        self.stop_ids = tuple(sorted(stop for stop in stops if stop is not None))
+
+    def encode(self, messages: Sequence[Mapping[str, str]]) -> Tensor:
+        """The prompt up to and including the start of the assistant's turn: int64 [p]."""
+        encoded = self._tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+        return torch.tensor(encoded["input_ids"], dtype=torch.int64)
+
+    def decode(self, ids: Tensor) -> str:
+        """The text of a sampled action, without the stop token."""
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))
