@@ -67,13 +67,15 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """A task that may be loaded, or (`load` is None) why it is passed over."""
+    """A task that may be loaded, or (`load` is None) why it is passed over.
+
+    `expected`: the official archive has this gap as well.
+    """
 
     name: str
     load: Callable[[], DSBenchTask] | None = None
     why: str = ""
     expected: bool = False
-    """The official archive has this gap as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +115,10 @@ def check(path: str | Path) -> list[Finding]:
             findings.append(Finding(task=entry.name, ok=entry.expected, message=f"passed over: {entry.why}"))
             continue
         try:
-            message = _check_tables(entry.load())
+            ok, message = True, _check_tables(entry.load())
         except DataError as error:
-            findings.append(Finding(task=entry.name, ok=False, message=str(error)))
-        else:
-            findings.append(Finding(task=entry.name, ok=True, message=message))
+            ok, message = False, str(error)
+        findings.append(Finding(task=entry.name, ok=ok, message=message))
     return findings
 
 
