@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mappa_envs.errors import SandboxError
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
-from mappa_envs.types import ToolResult
+from mappa_envs.sandbox.trail import kind_of
+from mappa_envs.types import Change, FileRecord, ToolResult
 
 RunScript = Callable[[Sequence[str], dict[str, bytes]], ToolResult]
 InspectScript = Callable[[str, dict[str, bytes]], Any]
@@ -19,8 +22,8 @@ class FakeSandbox(Sandbox):
 
     Parameters
     ----------
-    script : gets the blocks and the workspace's files, which it may edit; returns the result.
-        Default: an empty success.
+    script : gets the blocks and the workspace's files, which it may edit; returns the result, whose
+        file trail is filled in where it is empty. Default: an empty success.
     inspector : gets an inspection script and the files (a copy); returns what it would report.
         Default: None.
     """
@@ -65,7 +68,9 @@ class FakeWorkspace(Workspace):
         self._check_open()
         sources = (blocks,) if isinstance(blocks, str) else tuple(blocks)
         self.runs.append(sources)
-        return self._sandbox.script(sources, self.files) if self._sandbox.script else ToolResult()
+        before = dict(self.files)
+        result = self._sandbox.script(sources, self.files) if self._sandbox.script else ToolResult()
+        return result if result.files else replace(result, files=_trail(before, self.files))
 
     async def inspect(self, script: str, *, time_s: float = 20.0) -> Any:
         self._check_open()
@@ -85,3 +90,16 @@ class FakeWorkspace(Workspace):
     def _check_open(self) -> None:
         if self.closed:
             raise SandboxError("this workspace is closed")
+
+
+def _trail(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> tuple[FileRecord, ...]:
+    records = []
+    for path in sorted(before.keys() | after.keys()):
+        if before.get(path) == after.get(path):
+            continue
+        change: Change = "deleted" if path not in after else "changed" if path in before else "created"
+        content = after.get(path, before.get(path, b""))
+        digest = "" if change == "deleted" else hashlib.sha256(content).hexdigest()
+        kind = kind_of(path.encode(), content[:4096])
+        records.append(FileRecord(path=path, change=change, size=len(content), sha256=digest, kind=kind))
+    return tuple(records)

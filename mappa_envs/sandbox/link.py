@@ -30,13 +30,16 @@ NUM_UIDS = 65_536
 _UID_BASES = (1_000_000_000, 1_000_000, 100_000)
 _BOOT = "import sys; sys.path.append(sys.argv[1]); from inside.boot import main; main()"
 
+Answer = tuple[dict[str, Any], list[int]]
+"""A reply and the descriptors that came beside it."""
+
 
 class Zygote:
     """One zygote process, from start to death. It is not restarted; make another one."""
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._started: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._sending = asyncio.Lock()
         self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -100,50 +103,60 @@ class Zygote:
             self._process.stdin.write(json.dumps(plan).encode())
             self._process.stdin.close()
 
-    async def request(
-        self, op: str, fields: dict[str, Any], fds: Sequence[int] = (), *, timeout_s: float = REPLY_TIMEOUT_S
-    ) -> tuple[dict[str, Any], list[int]]:
-        """Send and wait for the answer; the caller owns the descriptors that come with it.
+    async def request(self, op: str, fields: dict[str, Any], *, num_fds: int = 0) -> Answer:
+        """Send and wait for the answer; the caller owns the `num_fds` descriptors that come with it.
 
-        Raises `SandboxError` when the zygote reports one, is dead, or stays silent for `timeout_s`.
+        Raises `SandboxError` when the zygote reports one, is dead or silent, and where this process
+        may not open more files.
         """
-        number, answer = await self.send(op, fields, fds)
-        return await self.receive(number, answer, timeout_s)
+        _, answer = await self.send(op, fields)
+        reply, fds = await self.receive(answer, REPLY_TIMEOUT_S)
+        if len(fds) != num_fds:
+            _close_all(fds)
+            raise SandboxError(f"{op}: too many open files in this process (raise `ulimit -n`)")
+        return reply, fds
 
     async def send(
         self, op: str, fields: dict[str, Any], fds: Sequence[int] = ()
-    ) -> tuple[int, asyncio.Future[tuple[dict[str, Any], list[int]]]]:
+    ) -> tuple[int, asyncio.Future[Answer]]:
         """The first half of `request`: the number of the request and its answer to come."""
         if not self.alive:
             raise SandboxError("the sandbox process is dead")
         number = next(self._ids)
-        answer: asyncio.Future[tuple[dict[str, Any], list[int]]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         data = json.dumps({"op": op, "id": number, **fields}).encode()
         self._waiting[number] = answer
-        async with self._sending:
-            while True:
-                try:
-                    socket.send_fds(self._socket, [data], list(fds))
-                    break
-                except BlockingIOError:
-                    await self._writable()
-                except OSError as error:
-                    self.abort(f"sending {op}: {error}")
-                    raise SandboxError(f"the sandbox process is dead: {error}") from error
+        try:
+            async with self._sending:
+                await self._send(data, fds)
+        except BaseException:
+            self._waiting.pop(number, None)
+            raise
         return number, answer
 
-    async def receive(
-        self, number: int, answer: asyncio.Future[tuple[dict[str, Any], list[int]]], timeout_s: float
-    ) -> tuple[dict[str, Any], list[int]]:
+    async def _send(self, data: bytes, fds: Sequence[int]) -> None:
+        while self.alive:
+            try:
+                socket.send_fds(self._socket, [data], list(fds))
+                return
+            except BlockingIOError:
+                await self._writable()
+            except OSError as error:
+                self.abort(f"sending: {error}")
+        raise SandboxError("the sandbox process is dead")
+
+    async def receive(self, answer: asyncio.Future[Answer], timeout_s: float) -> Answer:
         """The second half of `request`."""
         try:
             reply, fds = await asyncio.wait_for(asyncio.shield(answer), timeout_s)
+        except asyncio.CancelledError:
+            answer.add_done_callback(_discard)
+            raise
         except TimeoutError:
             self.abort(f"no answer within {timeout_s:.0f} s")
             raise SandboxError(f"the sandbox process gave no answer within {timeout_s:.0f} s") from None
         if "error" in reply:
-            for fd in fds:
-                os.close(fd)
+            _close_all(fds)
             raise SandboxError(reply["error"])
         return reply, fds
 
@@ -184,8 +197,7 @@ class Zygote:
             return
         answer = self._waiting.pop(message["id"], None)
         if answer is None or answer.done():
-            for fd in fds:
-                os.close(fd)
+            _close_all(fds)
         else:
             answer.set_result((message, fds))
 
@@ -206,6 +218,17 @@ class Zygote:
                 answer.set_exception(SandboxError(f"the sandbox process is gone: {reason}"))
                 answer.exception()  # waiters may have left; that is no unhandled error
         self._waiting.clear()
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _discard(answer: asyncio.Future[Answer]) -> None:
+    """Nobody waits for it any more, but its descriptors are open."""
+    if not answer.cancelled() and answer.exception() is None:
+        _close_all(answer.result()[1])
 
 
 def pick_uid_base() -> int | None:

@@ -24,8 +24,8 @@ from mappa_envs.errors import ConfigError, DataError, SandboxError, boundary
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 from mappa_envs.sandbox.inside import linux
 from mappa_envs.sandbox.io_thread import IoThread
-from mappa_envs.sandbox.link import MAX_FDS, NUM_UIDS, REPLY_TIMEOUT_S, Zygote
-from mappa_envs.sandbox.output import HeadTail, PipeReader
+from mappa_envs.sandbox.link import MAX_FDS, NUM_UIDS, REPLY_TIMEOUT_S, Answer, Zygote
+from mappa_envs.sandbox.output import RunOutput
 from mappa_envs.sandbox.rootfs import plan_rootfs
 from mappa_envs.sandbox.trail import Snapshot, compare, take_snapshot
 from mappa_envs.types import ToolResult
@@ -98,7 +98,13 @@ class NamespaceSandbox(Sandbox):
             # The root folder takes one.
             "num_inodes": limits.workspace_files + 1,
         }
-        _, (root_fd,) = await zygote.request("open", fields)
+        try:
+            _, (root_fd,) = await zygote.request("open", fields, num_fds=1)
+        except asyncio.CancelledError:
+            # Requests are answered in order: this undoes the other.
+            if zygote.alive:
+                await zygote.send("close", {"workspace": number})
+            raise
         workspace = NamespaceWorkspace(self, self._thread, zygote, number, root_fd)
         self._workspaces.add(workspace)
         try:
@@ -170,17 +176,20 @@ class NamespaceWorkspace(Workspace):
             await self._thread.call(self.discard)
 
     async def _tracked(self, work: Any) -> Any:
-        task = asyncio.ensure_future(work)
+        return await self._track(asyncio.ensure_future(work))
+
+    def _track(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return await task
+        return task
 
     async def fill(self, files: dict[str, Path | bytes]) -> None:
         """Copy the task's files in and take the first snapshot."""
         names = list(files)
         for start in range(0, len(names), _FILES_PER_REQUEST):
             some = names[start : start + _FILES_PER_REQUEST]
-            _, fds = await self._zygote.request("create", {"workspace": self._number, "names": some})
+            fields = {"workspace": self._number, "names": some}
+            _, fds = await self._zygote.request("create", fields, num_fds=len(some))
             await asyncio.to_thread(_copy_all, [files[name] for name in some], fds)
         self._before = await asyncio.to_thread(take_snapshot, self._root_fd)
 
@@ -232,31 +241,41 @@ class NamespaceWorkspace(Workspace):
     ) -> _Death:
         """One worker from birth to death. Cancelled, it kills the worker and waits for its end."""
         limits = self._sandbox.limits
-        stdout, stderr = (
-            HeadTail(limits.output_bytes, limits.output_bytes * OUTPUT_FACTOR) for _ in range(2)
-        )
-        report = bytearray()
-        run_number: list[int] = []
-        too_much = asyncio.Event()
+        numbers: list[int] = []
 
-        def keep(sink: HeadTail, data: bytes) -> None:
-            if not sink.add(data) and not too_much.is_set():
-                too_much.set()
-                # Held by `_tracked`'s task set: the loop itself holds tasks only weakly.
-                task = loop.create_task(self._kill(run_number, "output"))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+        def flood() -> None:
+            # In the task set, as the loop itself holds tasks only weakly.
+            self._track(loop.create_task(self._kill(numbers, "output")))
 
         loop = asyncio.get_running_loop()
-        pipes = [
-            PipeReader(lambda data: keep(stdout, data)),
-            PipeReader(lambda data: keep(stderr, data)),
-            PipeReader(lambda data: report.extend(data[: max_report_bytes + 1 - len(report)])),
-        ]
+        most = limits.output_bytes * OUTPUT_FACTOR
+        output = RunOutput(limits.output_bytes, most, max_report_bytes, flood)
         code_fd = _memory_file(json.dumps({"blocks": blocks, "trusted": trusted}).encode())
-        fields = {
+        try:
+            fields = self._run_request(time_s, read_only=trusted)
+            number, answer = await self._zygote.send("run", fields, [code_fd, *output.write_fds])
+            numbers.append(number)
+            output.handed_over()
+            reply = await self._await_death(number, answer, time_s)
+            # All writers are dead: what remains is in the pipes.
+            await output.end()
+        finally:
+            os.close(code_fd)
+            output.close()
+        return _Death(
+            exit_code=reply["exit_code"],
+            limit="output" if output.flooded else reply["limit"],
+            duration_s=reply["duration_s"],
+            stdout=output.stdout.text(),
+            stderr=output.stderr.text(),
+            report=output.first_report(),
+        )
+
+    def _run_request(self, time_s: float, *, read_only: bool) -> dict[str, Any]:
+        limits = self._sandbox.limits
+        return {
             "workspace": self._number,
-            "read_only": trusted,
+            "read_only": read_only,
             "limits": {
                 "time_s": time_s,
                 "memory_bytes": limits.memory_mb << 20,
@@ -264,33 +283,12 @@ class NamespaceWorkspace(Workspace):
                 "file_bytes": limits.workspace_mb << 20,
             },
         }
-        try:
-            fds = [code_fd, *(pipe.write_fd for pipe in pipes)]
-            number, answer = await self._zygote.send("run", fields, fds)
-            run_number.append(number)
-            for pipe in pipes:
-                pipe.close_write_end()
-            reply = await self._await_death(number, answer, time_s)
-            for pipe in pipes:
-                await asyncio.wait_for(pipe.end(), REPLY_TIMEOUT_S)
-        finally:
-            os.close(code_fd)
-            for pipe in pipes:
-                pipe.close()
-        return _Death(
-            exit_code=reply["exit_code"],
-            limit="output" if too_much.is_set() else reply["limit"],
-            duration_s=reply["duration_s"],
-            stdout=stdout.text(),
-            stderr=stderr.text(),
-            report=_first_report(bytes(report), max_report_bytes),
-        )
 
     async def _await_death(
-        self, number: int, answer: asyncio.Future[tuple[dict[str, Any], list[int]]], time_s: float
+        self, number: int, answer: asyncio.Future[Answer], time_s: float
     ) -> dict[str, Any]:
         try:
-            reply, _ = await self._zygote.receive(number, answer, time_s + REPLY_TIMEOUT_S)
+            reply, _ = await self._zygote.receive(answer, time_s + REPLY_TIMEOUT_S)
         except asyncio.CancelledError:
             if self._zygote.alive:
                 await self._kill([number], None)
@@ -382,16 +380,6 @@ def _memory_file(data: bytes) -> int:
     fd = os.memfd_create("code")
     _copy_bytes(data, fd)
     return fd
-
-
-def _first_report(data: bytes, max_bytes: int) -> Any:
-    line, end, _ = data.partition(b"\n")
-    if not end or len(line) > max_bytes:
-        return None
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _exception_name(claim: Any) -> str | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
+from typing import Any
 
 
 class HeadTail:
@@ -83,3 +85,57 @@ class PipeReader:
         self.close_write_end()
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
+
+
+class RunOutput:
+    """The three pipes of a run: stdout, stderr and the report. Opened before it starts.
+
+    `on_flood` is called once, when stdout or stderr passes `most` bytes.
+    """
+
+    def __init__(self, limit: int, most: int, max_report_bytes: int, on_flood: Callable[[], None]) -> None:
+        self.stdout, self.stderr = HeadTail(limit, most), HeadTail(limit, most)
+        self.report = bytearray()
+        self.flooded = False
+        self._max_report_bytes = max_report_bytes
+        self._on_flood = on_flood
+        self._pipes = [
+            PipeReader(lambda data: self._keep(self.stdout, data)),
+            PipeReader(lambda data: self._keep(self.stderr, data)),
+            PipeReader(lambda data: self.report.extend(data[: max_report_bytes + 1 - len(self.report)])),
+        ]
+
+    @property
+    def write_fds(self) -> list[int]:
+        """Stdout, stderr, report."""
+        return [pipe.write_fd for pipe in self._pipes]
+
+    def _keep(self, stream: HeadTail, data: bytes) -> None:
+        if not stream.add(data) and not self.flooded:
+            self.flooded = True
+            self._on_flood()
+
+    def handed_over(self) -> None:
+        """The run has the writing ends: drop ours, or the end would never come."""
+        for pipe in self._pipes:
+            pipe.close_write_end()
+
+    async def end(self) -> None:
+        """Wait until everything that was written has been read."""
+        for pipe in self._pipes:
+            await pipe.end()
+
+    def close(self) -> None:
+        """Idempotent for what `handed_over` closed; call it once."""
+        for pipe in self._pipes:
+            pipe.close()
+
+    def first_report(self) -> Any:
+        """The first line of the report as JSON; None where there is none or it is too long."""
+        line, end, _ = bytes(self.report).partition(b"\n")
+        if not end or len(line) > self._max_report_bytes:
+            return None
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError):
+            return None

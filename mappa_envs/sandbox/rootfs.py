@@ -32,7 +32,7 @@ MASKS = ("sklearn/datasets/data", "sklearn/datasets/images", "sklearn/datasets/t
 IMPORTS = (
     "numpy", "pandas", "scipy.stats", "scipy.optimize", "scipy.sparse", "sklearn.ensemble",
     "sklearn.linear_model", "sklearn.preprocessing", "sklearn.model_selection", "sklearn.pipeline",
-    "sklearn.impute", "sklearn.compose", "sklearn.metrics", "pickle", "joblib", "json", "csv", "re",
+    "sympy", "sklearn.impute", "sklearn.compose", "sklearn.metrics", "pickle", "joblib", "json", "csv", "re",
 )  # fmt: skip
 """Imported once, by the zygote."""
 

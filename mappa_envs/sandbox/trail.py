@@ -39,7 +39,6 @@ class Snapshot:
     """All files (not folders) of a workspace at a moment when nothing runs in it."""
 
     entries: dict[bytes, Entry] = field(default_factory=dict)
-    taken_ns: int = 0
 
     def settle_s(self) -> float:
         """How long to wait before the next run, so that a new write gets a new change time."""
@@ -49,7 +48,7 @@ class Snapshot:
 
 def take_snapshot(root_fd: int) -> Snapshot:
     """Look at every file's metadata; contents are not read."""
-    return Snapshot(entries=dict(_walk(root_fd)), taken_ns=time.time_ns())
+    return Snapshot(entries=dict(_walk(root_fd)))
 
 
 def _walk(root_fd: int) -> Iterator[tuple[bytes, Entry]]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,8 +34,11 @@ def tight(code: str, limits: Limits) -> ToolResult:
 
 
 @pytest.fixture(scope="module")
-def impatient() -> Sandbox:
-    return open_sandbox("namespace", Limits(time_s=0.5, memory_mb=256, workspace_mb=16, workspace_files=200))
+def impatient(sandbox: Sandbox) -> Iterator[Sandbox]:
+    limits = Limits(time_s=0.5, memory_mb=256, workspace_mb=16, workspace_files=200)
+    opened = open_sandbox("namespace", limits)  # after `sandbox`, which skips where there is none
+    yield opened
+    asyncio.run(opened.close())
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -24,7 +24,7 @@ class Usage:
             with contextlib.suppress(OSError):
                 fields = _fields(f"/proc/{pid}/smaps_rollup")
                 total += fields.get("Pss_Anon", 0) + fields.get("Pss_Shmem", 0)
-        return total
+        return total - _fields("/proc/self/status")["RssAnon"]  # at most what is the zygote's own
 
 
 def _fields(path: str) -> dict[str, int]:
@@ -49,12 +49,13 @@ def pid_namespace(pid: int) -> int:
     return os.stat(f"/proc/{pid}/ns/pid").st_ino
 
 
-def usage(namespaces: Sequence[int]) -> dict[int, Usage]:
-    """The usage in each of the pid namespaces, those of their inits aside."""
-    found = {namespace: Usage() for namespace in namespaces}
+def usage(inits: Mapping[int, int]) -> dict[int, Usage]:
+    """The usage in each of the pid namespaces (namespace → its init), the inits aside."""
+    found = {namespace: Usage() for namespace in inits}
+    skipped = set(inits.values())
     inherited = _fields("/proc/self/status")["RssAnon"]
     for pid in os.listdir("/proc"):
-        if not pid.isdigit():
+        if not pid.isdigit() or int(pid) in skipped:
             continue
         # A process may end at any moment, or already be a zombie without memory.
         with contextlib.suppress(OSError, KeyError):

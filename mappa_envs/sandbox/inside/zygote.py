@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import io
 import json
 import math
 import os
+import pickle
 import select
 import signal
 import socket
@@ -85,13 +87,19 @@ class Zygote:
             # A fork takes milliseconds: let a request that is already on its way go first.
             events = self.poll.poll(2 if wants_spare else self.wait_ms())
             if not events and wants_spare:
-                self.spares.append(self.fork_worker())
+                self.add_spare()
             for fd, _ in events:
                 if fd == self.control.fileno():
                     self.read_request()
                 elif fd in self.by_fd:
                     self.on_event(self.by_fd[fd], fd)
             self.enforce_limits()
+
+    def add_spare(self) -> None:
+        try:
+            self.spares.append(self.fork_worker())
+        except OSError:
+            self.num_spares = 0  # a run that needs a worker will say why
 
     def wait_ms(self) -> int | None:
         if not self.running:
@@ -219,7 +227,7 @@ class Zygote:
                 self.stop(step, "time")
         if now < self.next_watch or not self.running:
             return
-        usage = watchdog.usage([step.namespace for step in self.running.values()])
+        usage = watchdog.usage({step.namespace: step.init for step in self.running.values()})
         for step in self.running.values():
             used = usage[step.namespace]
             memory_bytes = step.limits["memory_bytes"]
@@ -270,6 +278,34 @@ class Zygote:
         self.reply(answer)
 
 
+def warm_up() -> None:
+    """First calls do work that lasts: lazy imports, caches, compiled expressions.
+
+    Nothing here may start threads or run an OpenMP loop, which would hang in forked children.
+    """
+    if "sklearn.ensemble" not in sys.modules or "pandas" not in sys.modules:
+        return
+    pandas, ensemble = sys.modules["pandas"], sys.modules["sklearn.ensemble"]
+    linear_model = sys.modules["sklearn.linear_model"]
+    text = "a,b,c\n" + "".join(f"{n},{n * 0.5},{n % 2}\n" for n in range(40))
+    table = pandas.read_csv(io.StringIO(text))
+    for model in (ensemble.RandomForestClassifier(3), linear_model.LogisticRegression()):
+        model.fit(table[["a", "b"]], table["c"]).predict(table[["a", "b"]])
+        pickle.loads(pickle.dumps(model))
+    table.to_csv(io.StringIO())
+
+
+def collapse_pages() -> None:
+    """Huge pages for what workers inherit: each fork then copies a fraction of the page table."""
+    with open("/proc/self/maps", encoding="ascii") as file:
+        lines = [line.split() for line in file]
+    for fields in lines:
+        anonymous = fields[1].startswith("rw-p") and (len(fields) == 5 or fields[5] == "[heap]")
+        start, end = (int(address, 16) for address in fields[0].split("-"))
+        if anonymous:
+            linux.collapse(start, end)
+
+
 def main() -> None:
     """Import, settle, serve."""
     config = json.loads(sys.argv[1])
@@ -277,6 +313,7 @@ def main() -> None:
     try:
         for name in config["imports"]:
             importlib.import_module(name)
+        warm_up()
         if len(os.listdir("/proc/self/task")) != 1:
             raise ImportError("a library started a thread, which forked workers cannot have")
     except ImportError as error:
@@ -288,6 +325,7 @@ def main() -> None:
     zygote = Zygote(config)
     gc.enable()
     gc.collect()
+    collapse_pages()
     # What lives now stays: collecting it in workers would copy all its pages.
     gc.freeze()
     zygote.serve()

@@ -1,0 +1,127 @@
+"""The pieces that need no sandbox: cutting output, telling kinds, reading libraries, the fake."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mappa_envs.errors import SandboxError
+from mappa_envs.sandbox.doctor import probe
+from mappa_envs.sandbox.elf import read_needs
+from mappa_envs.sandbox.fake import FakeSandbox
+from mappa_envs.sandbox.inside.seccomp import AUDIT_ARCH, DENIED, program
+from mappa_envs.sandbox.output import HeadTail
+from mappa_envs.sandbox.rootfs import plan_rootfs
+from mappa_envs.sandbox.trail import kind_of
+from mappa_envs.types import ToolResult
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100, 1000])
+def test_head_tail(chunk: int) -> None:
+    data = bytes(range(65, 91)) * 10
+    stream = HeadTail(11, most=250)
+    whole = [stream.add(data[start : start + chunk]) for start in range(0, len(data), chunk)]
+    assert stream.text() == f"{data[:6].decode()}\n... [239 bytes cut] ...\n{data[245:250].decode()}"
+    assert not whole[-1]
+
+
+def test_head_tail_keeps_short_output_whole() -> None:
+    stream = HeadTail(10, most=10_000)
+    assert stream.add(b"12345")
+    assert stream.add(b"67890")
+    assert stream.text() == "1234567890"
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "kind"),
+    [
+        ("a.csv", b"x,y\n", "csv"),
+        ("a.csv", b"", "csv"),
+        ("a.csv", b"\x80\x04\x95", "pickle"),
+        ("a.csv", b"\x00\x01", "other"),
+        ("m.pkl", b"\x80\x05", "pickle"),
+        ("m.joblib", b"\x80\x05", "joblib"),
+        ("m.txt", b"\x93NUMPY\x01", "npy"),
+        ("m", b"PAR1", "parquet"),
+        ("m.json", b"{}", "json"),
+        ("m.md", "ü".encode(), "text"),
+        ("m.md", b"\xff\xfe", "other"),
+        ("m.md", b"a" * 4095 + "ü".encode()[:1], "text"),
+    ],
+)
+def test_kind(name: str, head: bytes, kind: str) -> None:
+    assert kind_of(name.encode(), head) == kind
+
+
+@pytest.mark.parametrize("machine", list(AUDIT_ARCH))
+def test_filter_is_well_formed(machine: str) -> None:
+    code = program(machine)
+    instructions = list(struct.iter_unpack("HBBI", code))
+    assert len(instructions) < 4096
+    for at, (kind, if_true, if_false, _) in enumerate(instructions):
+        if kind & 7 == 5:
+            assert at + 1 + max(if_true, if_false) < len(instructions)
+    assert instructions[-1] == (6, 0, 0, 0x7FFF0000)
+    numbers = [pair[list(AUDIT_ARCH).index(machine)] for pair in DENIED.values()]
+    assert len({n for n in numbers if n >= 0}) == len([n for n in numbers if n >= 0])
+
+
+def test_needs_of_the_interpreter() -> None:
+    names, loader = read_needs(Path(sys.executable).resolve())
+    assert any(name.startswith("libc.") for name in names)
+    assert loader is not None
+    assert read_needs(Path(__file__)) == ([], None)
+
+
+def test_plan_holds_only_what_is_allowed() -> None:
+    plan = plan_rootfs()
+    names = {target.split("/")[3] for _, target in plan.binds if target.startswith("/opt/packages/")}
+    assert {"numpy", "pandas", "scipy", "sklearn", "sympy", "joblib"} <= names
+    assert not names & {"mappa_envs", "torch", "pip", "setuptools", "pytest", "bokeh_sampledata"}
+    assert "/opt/packages/sklearn/datasets/data" in plan.masks
+
+
+def test_fake() -> None:
+    def script(blocks: Sequence[str], files: dict[str, bytes]) -> ToolResult:
+        files["out.csv"] = files.pop("in.csv") + b"2\n"
+        return ToolResult(stdout=f"{len(blocks)} blocks")
+
+    async def scenario() -> None:
+        sandbox = FakeSandbox(script, inspector=lambda _, files: sorted(files))
+        async with await sandbox.open({"in.csv": b"1\n"}) as workspace:
+            result = await workspace.run(["a", "b"])
+            assert result.stdout == "2 blocks"
+            assert [(r.path, r.change, r.kind) for r in result.files] == [
+                ("in.csv", "deleted", "csv"),
+                ("out.csv", "created", "csv"),
+            ]
+            assert await workspace.inspect("script") == ["out.csv"]
+            assert await workspace.read("out.csv", 10) == b"1\n2\n"
+            with pytest.raises(FileNotFoundError):
+                await workspace.read("in.csv", 10)
+            with pytest.raises(ValueError, match="larger"):
+                await workspace.read("out.csv", 1)
+        with pytest.raises(SandboxError, match="closed"):
+            await workspace.run("a")
+
+    asyncio.run(scenario())
+
+
+def test_fake_default_is_an_empty_success() -> None:
+    async def scenario() -> ToolResult:
+        async with FakeSandbox() as sandbox:
+            return await (await sandbox.open()).run("print(1)")
+
+    assert asyncio.run(scenario()) == ToolResult()
+
+
+def test_probe_names_what_it_tried() -> None:
+    findings = probe()
+    assert findings[0].name == "namespaces"
+    if findings[0].ok:
+        assert [finding for finding in findings if not finding.ok] == []
