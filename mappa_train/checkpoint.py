@@ -1,0 +1,333 @@
+"""The run folder: settings, metrics, episodes, checkpoints. What is written here survives a crash at any point.
+
+    runs/NAME/config.toml  metrics.jsonl  episodes.jsonl  run.log  report.html  tensorboard/
+              checkpoints/step-000010/<agent>/…  state.pt  manifest.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from mappa_envs.errors import ConfigError, DataError, UnavailableError
+from mappa_train.config import Config, read_settings, resolve, to_toml
+from mappa_train.model import LoadedModel
+
+if TYPE_CHECKING:
+    from mappa_train.types import EpisodeRollout
+
+MANIFEST = "manifest.json"
+STATE = "state.pt"
+_STEP_NAME = re.compile(r"step-(\d{6,})")
+_LINE_STEP = re.compile(rb'\{\s*"step":\s*(\d+)')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A verified checkpoint: each agent's folder, and the `state` that was saved beside them."""
+
+    step: int
+    folder: Path
+    agents: Mapping[str, Path]
+    state: Mapping[str, Any]
+
+
+class RunFolder:
+    """One run on disk. Make one with `create` or `open`; hold it while writing (`lock`)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_path = path / "config.toml"
+        self.metrics_path = path / "metrics.jsonl"
+        self.episodes_path = path / "episodes.jsonl"
+        self.log_path = path / "run.log"
+        self.report_path = path / "report.html"
+        self.events_path = path / "tensorboard"
+        self.checkpoints_path = path / "checkpoints"
+        self._lock: IO[bytes] | None = None
+
+    @classmethod
+    def create(cls, config: Config, model: LoadedModel | None = None) -> RunFolder:
+        """A new run folder with its config.toml. Raises `ConfigError` if it exists and is not empty."""
+        path = planned_path(config)
+        with disk_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
+            run = cls(path)
+            run.lock()
+            text = to_toml(replace(config, out=str(path)))
+            write_atomically(run.config_path, (text + _resolved_table(model)).encode())
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run. Raises `ConfigError` where there is none."""
+        run = cls(path)
+        if not run.config_path.is_file():
+            what = "there is no such folder" if not path.is_dir() else "no run: it has no config.toml"
+            raise ConfigError(f"{path}: {what}")
+        return run
+
+    def lock(self) -> None:
+        """Keep other processes from writing to this run; released when this process ends."""
+        file = (self.path / ".lock").open("ab")
+        try:
+            # A POSIX lock: unlike flock's, it does not live on in a sandbox process that was forked.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                return  # a file system without locks
+            raise ConfigError(f"{self.path}: another process is writing to this run; wait for it") from None
+        self._lock = file
+
+    def config(self) -> Config:
+        """The settings that the run was started with."""
+        return resolve(read_settings(self.config_path))
+
+    def check_model(self, model: LoadedModel) -> None:
+        """Raise `ConfigError` if the run was started from other weights."""
+        import tomllib
+
+        known = tomllib.loads(self.config_path.read_text()).get("resolved", {})
+        if known and (known.get("model_source"), known.get("model_sha256")) != (model.source, model.sha256):
+            raise ConfigError(
+                f"{self.path}: the run began from other weights ({known.get('model_source')}, sha256 "
+                f"{str(known.get('model_sha256'))[:12]}…) than are here ({model.source}, {model.sha256[:12]}…)"
+            )
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        """One step's figures, as made by `metrics.step_metrics`."""
+        self._append(self.metrics_path, [json.dumps(line, allow_nan=False)])
+
+    def append_episodes(self, step: int, rollouts: Iterable[EpisodeRollout]) -> None:
+        """A step's episodes, one line each."""
+        lines = (
+            f'{{"step": {step}, "index": {item.index}, "episode": {item.episode.to_json()}}}'
+            for item in rollouts
+        )
+        self._append(self.episodes_path, lines)
+
+    def _append(self, path: Path, lines: Iterable[str]) -> None:
+        with disk_errors(self.path), path.open("ab") as file:
+            for line in lines:
+                file.write(line.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All complete lines of metrics.jsonl, in order; [] before the first step."""
+        if not self.metrics_path.is_file():
+            return []
+        lines = self.metrics_path.read_bytes().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+    def truncate(self, step: int) -> None:
+        """Drop what was written after `step` (and half-written lines), so that a resumed run repeats no line."""
+        for path in (self.metrics_path, self.episodes_path):
+            if path.is_file():
+                os.truncate(path, _end_of_step(path, step))
+        for later in (number for number in self.steps() if number > step):
+            shutil.rmtree(self._step_path(later))
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, ascending."""
+        if not self.checkpoints_path.is_dir():
+            return []
+        names = [_STEP_NAME.fullmatch(item.name) for item in self.checkpoints_path.iterdir()]
+        return sorted(
+            int(name[1]) for name in names if name and (self.checkpoints_path / name[0] / MANIFEST).is_file()
+        )
+
+    def latest(self) -> int | None:
+        """The step of the newest checkpoint, None if there is none."""
+        return max(self.steps(), default=None)
+
+    def _step_path(self, step: int) -> Path:
+        return self.checkpoints_path / f"step-{step:06d}"
+
+    def save(self, step: int, files: Mapping[str, Callable[[Path], None]], state: Mapping[str, Any]) -> Path:
+        """Write a checkpoint; it is there completely or not at all.
+
+        `files[agent]` writes that agent's files into the empty folder that it gets. `state` may hold tensors,
+        numbers, texts, lists and dicts: it is read with `weights_only=True`.
+        """
+        import torch
+
+        with disk_errors(self.path):
+            self.checkpoints_path.mkdir(exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self.checkpoints_path))
+            try:
+                for agent, write in files.items():
+                    (scratch / agent).mkdir()
+                    write(scratch / agent)
+                torch.save(dict(state), scratch / STATE)
+                _write_manifest(scratch, step, sorted(files))
+                final = self._step_path(step)
+                if final.exists():
+                    shutil.rmtree(final)
+                scratch.chmod(0o755)
+                scratch.rename(final)
+                _sync_folder(self.checkpoints_path)
+            except BaseException:
+                shutil.rmtree(scratch, ignore_errors=True)
+                raise
+        return final
+
+    def load(self, step: int | None = None) -> Checkpoint:
+        """The checkpoint of a step (None: the newest), its files verified.
+
+        Raises `ConfigError` if there is none, `DataError` if a file is damaged.
+        """
+        import torch
+
+        have = self.steps()
+        if not have:
+            raise ConfigError(f"{self.path}: there is no checkpoint yet; start the run again")
+        step = have[-1] if step is None else step
+        if step not in have:
+            raise ConfigError(f"{self.path}: no checkpoint of step {step}; there are {_ranges(have)}")
+        folder = self._step_path(step)
+        manifest = json.loads((folder / MANIFEST).read_text())
+        for name, facts in manifest["files"].items():
+            file = folder / name
+            if not file.is_file() or file.stat().st_size != facts["bytes"] or _sha256(file) != facts["sha256"]:
+                raise DataError(f"{file}: damaged or missing; delete {folder} to use an earlier checkpoint")
+        state = torch.load(folder / STATE, weights_only=True, map_location="cpu")
+        agents = {agent: folder / agent for agent in manifest["agents"]}
+        return Checkpoint(step=step, folder=folder, agents=agents, state=state)
+
+
+def planned_path(config: Config, now: datetime.datetime | None = None) -> Path:
+    """Where a new run of these settings goes. Raises `ConfigError` if something is there."""
+    if config.out:
+        path = Path(config.out).expanduser()
+        if path.exists() and (not path.is_dir() or any(item.name != ".lock" for item in path.iterdir())):
+            raise ConfigError(
+                f"--out {config.out}: exists and is not empty; choose another folder, or continue the run "
+                f"there with: python -m mappa_train resume {config.out}"
+            )
+        return path
+    moment = now or datetime.datetime.now()
+    name = f"{config.env.replace('/', '-')}-{moment:%Y%m%d-%H%M%S}-{config.seed}"
+    path = Path("runs") / name
+    number = 1
+    while path.exists():  # two runs begun in the same second
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path
+
+
+def _resolved_table(model: LoadedModel | None) -> str:
+    """What the settings came to on this machine; not a setting itself."""
+    if model is None:
+        return ""
+    facts = {
+        "model_source": model.source,
+        "model_sha256": model.sha256,
+        "model_folder": str(model.folder),
+        "model_description": model.description,
+    }
+    # A JSON string is a valid TOML basic string.
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in facts.items()]
+    return "\n[resolved]\n" + "\n".join(lines) + "\n"
+
+
+def _end_of_step(path: Path, step: int) -> int:
+    """The offset behind the last complete line of a step up to `step`; lines are in the order of steps."""
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            found = _LINE_STEP.match(line)
+            if not found or not line.endswith(b"\n") or int(found[1]) > step:
+                break
+            end += len(line)
+    return end
+
+
+def _ranges(steps: list[int]) -> str:
+    shown = [str(step) for step in steps]
+    return ", ".join(shown if len(shown) <= 12 else [*shown[:4], "…", *shown[-4:]])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_manifest(folder: Path, step: int, agents: list[str]) -> None:
+    files = {}
+    for path in sorted(item for item in folder.rglob("*") if item.is_file()):
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+        name = path.relative_to(folder).as_posix()
+        files[name] = {"sha256": _sha256(path), "bytes": path.stat().st_size}
+    text = json.dumps({"step": step, "agents": agents, "files": files}, indent=1) + "\n"
+    write_atomically(folder / MANIFEST, text.encode())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that replaces `path` when the block ends well, and leaves it alone otherwise."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with scratch.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a whole file: readers see the old or the new one."""
+    with atomic_file(path) as file:
+        file.write(content)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error, of Python, torch or safetensors, says that the disk or the quota is full."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return "No space left" in str(error)
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """A full or forbidden disk under `folder` as `UnavailableError`."""
+    try:
+        yield
+    except Exception as error:
+        if is_disk_full(error) or _hidden_disk_full(error, folder):
+            raise UnavailableError(f"{folder}: the disk is full; free some space, then resume") from error
+        if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno == errno.EROFS):
+            raise UnavailableError(f"{folder}: cannot be written ({error.strerror}); choose --out") from error
+        raise
+
+
+def _hidden_disk_full(error: Exception, folder: Path) -> bool:
+    """torch reports a failed write without its cause: look whether the disk is full."""
+    if not isinstance(error, RuntimeError) or "writ" not in str(error):
+        return False
+    place = next(item for item in (folder, *folder.absolute().parents) if item.exists())
+    return shutil.disk_usage(place).free < 1_000_000
