@@ -12,6 +12,7 @@ import asyncio
 import errno
 import json
 import logging
+import math
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,8 @@ MAX_CLAIM_BYTES = 4096
 OUTPUT_FACTOR = 1000
 """A run that prints more than this times what is kept is killed."""
 
-_FILES_PER_REQUEST = 32
+_FILES_PER_REQUEST = MAX_FDS // 2
+_MAX_NAME_BYTES = 200  # so that the names of a request fit into its message
 _log = logging.getLogger(__name__)
 
 
@@ -313,6 +315,8 @@ class NamespaceWorkspace(Workspace):
 
     def _read(self, path: str, max_bytes: int) -> bytes:
         self._check_open()
+        if "\0" in path:
+            raise ValueError(f"{path!r} cannot be read: it holds a NUL")
         with _as_read_errors(path):
             fd = linux.open_beneath(self._root_fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         try:
@@ -338,14 +342,17 @@ class NamespaceWorkspace(Workspace):
 def check_limits(limits: Limits) -> None:
     """Raises `ConfigError` for a limit under which nothing could run."""
     for name in ("time_s", "memory_mb", "processes", "output_bytes", "workspace_mb", "workspace_files"):
-        if not getattr(limits, name) > 0:
-            raise ConfigError(f"limits: {name} must be positive, got {getattr(limits, name)}")
+        if not 0 < getattr(limits, name) < math.inf:
+            raise ConfigError(f"limits: {name} must be positive and finite, got {getattr(limits, name)}")
 
 
 def _check_name(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name:
         raise ConfigError(f"files: {name!r} is no relative path inside the workspace")
+    encoded = name.encode(errors="replace")
+    if len(encoded) > _MAX_NAME_BYTES or name != encoded.decode():
+        raise ConfigError(f"files: {name!r} is longer than {_MAX_NAME_BYTES} bytes or no valid text")
     return path.as_posix()
 
 
@@ -396,6 +403,3 @@ def _as_read_errors(path: str) -> Iterator[None]:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise FileNotFoundError(errno.ENOENT, "no such file in the workspace", path) from None
         raise ValueError(f"{path!r} cannot be read: {os.strerror(error.errno or 0)}") from None
-
-
-assert _FILES_PER_REQUEST <= MAX_FDS

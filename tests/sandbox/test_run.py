@@ -184,7 +184,7 @@ def test_read(sandbox: Sandbox) -> None:
                 await workspace.read("d/a.txt", 4)
             with pytest.raises(FileNotFoundError):
                 await workspace.read("none", 5)
-            for path in ("d", "../x", "/etc/passwd"):
+            for path in ("d", "../x", "/etc/passwd", "d/a.txt\0", "d/../../x"):
                 with pytest.raises(ValueError, match=r"cannot be read|regular"):
                     await workspace.read(path, 5)
 
@@ -201,8 +201,12 @@ def test_files_from_host(sandbox: Sandbox, tmp_path: Path) -> None:
             assert result.stdout == "3000000\n"
         with pytest.raises(DataError, match="missing"):
             await sandbox.open({"m": tmp_path / "missing"})
-        with pytest.raises(ConfigError, match="relative"):
-            await sandbox.open({"../m": b""})
+        for name in ("../m", "/m", "", "a\0", "\ud800", "x" * 201):
+            with pytest.raises(ConfigError, match="files"):
+                await sandbox.open({name: b""})
+        many = {f"folder/{n}-" + "ü" * 90: b"x" for n in range(100)}
+        async with await sandbox.open(many) as workspace:
+            assert (await workspace.run("import os; print(len(os.listdir('folder')))")).stdout == "100\n"
         with pytest.raises(DataError, match="workspace_mb"):
             await sandbox.open({"m": bytes(40 << 20)})
 
