@@ -1,7 +1,7 @@
-"""The run folder: settings, metrics, episodes, checkpoints. What is written here survives a crash at any point.
+"""The run folder: settings, metrics, episodes, checkpoints. What is written survives a crash at any point.
 
-    runs/NAME/config.toml  metrics.jsonl  episodes.jsonl  run.log  report.html  tensorboard/
-              checkpoints/step-000010/<agent>/…  state.pt  manifest.json
+runs/NAME/config.toml  metrics.jsonl  episodes.jsonl  run.log  report.html  tensorboard/
+          checkpoints/step-000010/<agent>/…  state.pt  manifest.json
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import contextlib
 import datetime
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from mappa_envs.errors import ConfigError, DataError, UnavailableError
-from mappa_train.config import Config, read_settings, resolve, to_toml
+from mappa_envs.errors import ConfigError, DataError
+from mappa_train.config import Config, read_settings, resolve, to_toml, toml_string
+from mappa_train.files import disk_errors, file_sha256, sync_folder, write_atomically
 from mappa_train.model import LoadedModel
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class RunFolder:
     def create(cls, config: Config, model: LoadedModel | None = None) -> RunFolder:
         """A new run folder with its config.toml. Raises `ConfigError` if it exists and is not empty."""
         path = planned_path(config)
-        with disk_errors(path):
+        with _disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             run = cls(path)
             run.lock()
@@ -100,11 +100,12 @@ class RunFolder:
         """Raise `ConfigError` if the run was started from other weights."""
         import tomllib
 
-        known = tomllib.loads(self.config_path.read_text()).get("resolved", {})
-        if known and (known.get("model_source"), known.get("model_sha256")) != (model.source, model.sha256):
+        known = tomllib.loads(self.config_path.read_text("utf-8")).get("resolved", {})
+        source, digest = str(known.get("model_source")), str(known.get("model_sha256"))
+        if known and (source, digest) != (model.source, model.sha256):
             raise ConfigError(
-                f"{self.path}: the run began from other weights ({known.get('model_source')}, sha256 "
-                f"{str(known.get('model_sha256'))[:12]}…) than are here ({model.source}, {model.sha256[:12]}…)"
+                f"{self.path}: the run began from other weights ({source}, sha256 {digest[:12]}…) "
+                f"than are here ({model.source}, sha256 {model.sha256[:12]}…)"
             )
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
@@ -120,7 +121,7 @@ class RunFolder:
         self._append(self.episodes_path, lines)
 
     def _append(self, path: Path, lines: Iterable[str]) -> None:
-        with disk_errors(self.path), path.open("ab") as file:
+        with _disk_errors(self.path), path.open("ab") as file:
             for line in lines:
                 file.write(line.encode() + b"\n")
             file.flush()
@@ -134,7 +135,7 @@ class RunFolder:
         return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
     def truncate(self, step: int) -> None:
-        """Drop what was written after `step` (and half-written lines), so that a resumed run repeats no line."""
+        """Drop what came after `step`, half-written lines too, so that a resumed run repeats no line."""
         for path in (self.metrics_path, self.episodes_path):
             if path.is_file():
                 os.truncate(path, _end_of_step(path, step))
@@ -160,12 +161,12 @@ class RunFolder:
     def save(self, step: int, files: Mapping[str, Callable[[Path], None]], state: Mapping[str, Any]) -> Path:
         """Write a checkpoint; it is there completely or not at all.
 
-        `files[agent]` writes that agent's files into the empty folder that it gets. `state` may hold tensors,
-        numbers, texts, lists and dicts: it is read with `weights_only=True`.
+        `files[agent]` writes that agent's files into the empty folder that it gets. `state` may hold
+        tensors, numbers, texts, lists and dicts: it is read with `weights_only=True`.
         """
         import torch
 
-        with disk_errors(self.path):
+        with _disk_errors(self.path):
             self.checkpoints_path.mkdir(exist_ok=True)
             scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self.checkpoints_path))
             try:
@@ -179,7 +180,7 @@ class RunFolder:
                     shutil.rmtree(final)
                 scratch.chmod(0o755)
                 scratch.rename(final)
-                _sync_folder(self.checkpoints_path)
+                sync_folder(self.checkpoints_path)
             except BaseException:
                 shutil.rmtree(scratch, ignore_errors=True)
                 raise
@@ -202,7 +203,11 @@ class RunFolder:
         manifest = json.loads((folder / MANIFEST).read_text())
         for name, facts in manifest["files"].items():
             file = folder / name
-            if not file.is_file() or file.stat().st_size != facts["bytes"] or _sha256(file) != facts["sha256"]:
+            if (
+                not file.is_file()
+                or file.stat().st_size != facts["bytes"]
+                or file_sha256(file) != facts["sha256"]
+            ):
                 raise DataError(f"{file}: damaged or missing; delete {folder} to use an earlier checkpoint")
         state = torch.load(folder / STATE, weights_only=True, map_location="cpu")
         agents = {agent: folder / agent for agent in manifest["agents"]}
@@ -239,8 +244,7 @@ def _resolved_table(model: LoadedModel | None) -> str:
         "model_folder": str(model.folder),
         "model_description": model.description,
     }
-    # A JSON string is a valid TOML basic string.
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in facts.items()]
+    lines = [f"{key} = {toml_string(value)}" for key, value in facts.items()]
     return "\n[resolved]\n" + "\n".join(lines) + "\n"
 
 
@@ -261,73 +265,16 @@ def _ranges(steps: list[int]) -> str:
     return ", ".join(shown if len(shown) <= 12 else [*shown[:4], "…", *shown[-4:]])
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _write_manifest(folder: Path, step: int, agents: list[str]) -> None:
     files = {}
     for path in sorted(item for item in folder.rglob("*") if item.is_file()):
         with path.open("rb+") as file:
             os.fsync(file.fileno())
         name = path.relative_to(folder).as_posix()
-        files[name] = {"sha256": _sha256(path), "bytes": path.stat().st_size}
+        files[name] = {"sha256": file_sha256(path), "bytes": path.stat().st_size}
     text = json.dumps({"step": step, "agents": agents, "files": files}, indent=1) + "\n"
     write_atomically(folder / MANIFEST, text.encode())
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that replaces `path` when the block ends well, and leaves it alone otherwise."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with scratch.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a whole file: readers see the old or the new one."""
-    with atomic_file(path) as file:
-        file.write(content)
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an error, of Python, torch or safetensors, says that the disk or the quota is full."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    return "No space left" in str(error)
-
-
-@contextlib.contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """A full or forbidden disk under `folder` as `UnavailableError`."""
-    try:
-        yield
-    except Exception as error:
-        if is_disk_full(error) or _hidden_disk_full(error, folder):
-            raise UnavailableError(f"{folder}: the disk is full; free some space, then resume") from error
-        if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno == errno.EROFS):
-            raise UnavailableError(f"{folder}: cannot be written ({error.strerror}); choose --out") from error
-        raise
-
-
-def _hidden_disk_full(error: Exception, folder: Path) -> bool:
-    """torch reports a failed write without its cause: look whether the disk is full."""
-    if not isinstance(error, RuntimeError) or "writ" not in str(error):
-        return False
-    place = next(item for item in (folder, *folder.absolute().parents) if item.exists())
-    return shutil.disk_usage(place).free < 1_000_000
+def _disk_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
+    return disk_errors(folder, "free some space, then resume", "choose another folder with --out")

@@ -7,19 +7,18 @@ resolved tree is written to `config.toml` in the run folder.
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
+import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from mappa_envs.errors import ConfigError
 
-from typing import Literal
-
-Returns = Literal["to_go_mean", "to_go", "per_action", "outcome"]
-Norm = Literal["global", "agent", "task_type", "none"]
 PRESETS = Path(__file__).parent / "presets"
 
 
@@ -34,52 +33,106 @@ class Config:
 
     env: str = option("dsbench-v0", "Environment id; `python -m mappa_envs doctor` lists them.")
     tasks: str = option("embedded", "`embedded` or a folder of tasks in the layout of DSBench.")
-    split: str = option("train", "Which tasks to train on: train, val or test; val and test are for evaluation.")
-    max_tasks: int = option(0, "Use only the first N tasks of the split; 0 = all. Fewer tasks learn faster.", low=0)
+    split: Literal["train", "val", "test"] = option(
+        "train", "Tasks to train on. val and test are for evaluation: train on them to try things only."
+    )
+    max_tasks: int = option(
+        0, "Use only the first N tasks of the split; 0 = all. Fewer tasks learn faster.", low=0
+    )
     model: str = option("smollm2-135m", "`smollm2-135m` (embedded default), a Hugging Face id, or a folder.")
-    policy: Literal["lora", "full"] = option("lora", "lora: one adapter an agent on one shared base. full: own weights for each agent; needs agents × 16 bytes a parameter.")
+    policy: Literal["lora", "full"] = option(
+        "lora",
+        "lora: one adapter an agent on one shared base. full: own weights for each agent, "
+        "at agents × 16 bytes a parameter.",
+    )
     lora_rank: int = option(16, "Rank of each agent's adapter; more learns more and costs more.", low=1)
-    lora_alpha: float = option(32.0, "Scale of the adapter: its update is multiplied by alpha / rank.", above=0)
+    lora_alpha: float = option(
+        32.0, "Scale of the adapter: its update is multiplied by alpha / rank.", above=0
+    )
     engine: Literal["auto", "transformers"] = option("auto", "What samples. auto takes transformers here.")
     coach: str = option("rubric", "Who scores: rubric (offline, deterministic) or a registered coach.")
-    sandbox: Literal["auto", "namespace"] = option("auto", "Where agents' code runs. auto takes what isolates here.")
+    sandbox: Literal["auto", "namespace"] = option(
+        "auto", "Where agents' code runs. auto takes what isolates here."
+    )
     steps: int = option(6, "Number of training steps (updates of every agent).", low=1)
-    episodes_per_step: int = option(16, "Episodes collected for each step; more = less noise, more time.", low=1)
-    samples_per_task: int = option(8, "Episodes of one step on the same task; capped at episodes_per_step.", low=1)
-    lr: float = option(1e-3, "Peak learning rate of AdamW. 1e-3 suits LoRA on the embedded model; 1e-6 full weights.", low=0)
+    episodes_per_step: int = option(
+        16, "Episodes collected for each step; more = less noise, more time.", low=1
+    )
+    samples_per_task: int = option(
+        8, "Episodes of one step on the same task; capped at episodes_per_step.", low=1
+    )
+    lr: float = option(
+        1e-3, "Peak learning rate of AdamW. 1e-3 suits LoRA on the embedded model; 1e-6 full weights.", low=0
+    )
     weight_decay: float = option(0.0, "AdamW's weight decay.", low=0)
     max_grad_norm: float = option(1.0, "Each agent's gradient is clipped to this norm.", above=0)
     beta: float = option(0.01, "Weight of the KL penalty that keeps policies close to the reference.", low=0)
     gamma: float = option(1.0, "Discount over the actions of an episode.", above=0, high=1)
-    returns: Returns = option("to_go_mean", "How scores become returns; see mappa_train/credit.py.")
-    norm: Norm = option("global", "Over which actions advantages are normalized.")
+    returns: Literal["to_go_mean", "to_go", "per_action", "outcome"] = option(
+        "to_go_mean", "How scores become returns; see mappa_train/credit.py."
+    )
+    norm: Literal["global", "agent", "task_type", "none"] = option(
+        "global", "Over which actions advantages are normalized."
+    )
     clip: float = option(0.2, "ε of the clipped surrogate.", above=0)
     truncated: Literal["train", "mask"] = option("train", "What to do with actions cut by the length limit.")
     minibatches: int = option(1, "Optimizer steps in one pass over a step's actions.", low=1)
     epochs: int = option(1, "Passes over a step's actions.", low=1)
     max_actions: int = option(1, "Most actions of each role in an episode; the paper's is 4.", low=1)
-    prompt_style: Literal["starter", "full"] = option("starter", "starter: short, with a worked example, for models under 1B. full: for larger ones.")
-    visibility: Literal["full", "previous"] = option("full", "full: an agent sees all upstream hand-overs. previous: only the last.")
-    handover: Literal["artifacts", "message"] = option("artifacts", "artifacts: valid required files also hand over. message: only a message without code does.")
-    ground_truth: Literal["final", "off"] = option("final", "Whether the coach sees a metric report on the final action.")
-    exploring_starts: float = option(0.5, "Share of training episodes that begin at a drawn role on the expert's artifacts.", low=0, high=1)
-    max_unscored: float = option(0.2, "A step with a larger share of unscored actions ends the run (exit 3).", low=0, high=1)
+    prompt_style: Literal["starter", "full"] = option(
+        "starter", "starter: short, with a worked example, for models under 1B. full: for larger ones."
+    )
+    visibility: Literal["full", "previous"] = option(
+        "full", "full: an agent sees all upstream hand-overs. previous: only the last."
+    )
+    handover: Literal["artifacts", "message"] = option(
+        "artifacts",
+        "artifacts: valid required files also hand over. message: only a message without code does.",
+    )
+    ground_truth: Literal["final", "off"] = option(
+        "final", "Whether the coach sees a metric report on the final action."
+    )
+    exploring_starts: float = option(
+        0.5,
+        "Share of training episodes that begin at a drawn role, on the expert's artifacts.",
+        low=0,
+        high=1,
+    )
+    max_unscored: float = option(
+        0.2, "A step with a larger share of unscored actions ends the run (exit 3).", low=0, high=1
+    )
     max_new_tokens: int = option(160, "Longest action, in tokens.", low=1)
     temperature: float = option(1.0, "Sampling temperature; the learner uses the same.", above=0)
-    token_budget: int = option(4096, "Tokens of one micro-batch of the learner; less needs less memory.", low=64)
+    token_budget: int = option(
+        4096, "Tokens of one micro-batch of the learner; less needs less memory.", low=64
+    )
     checkpoint_every: int = option(1, "Steps between checkpoints; the last step always has one.", low=1)
     seed: int = option(0, "Seeds tasks, starts and sampling.", low=0)
-    out: str = option("", "Run folder; default runs/<env>-<date>-<seed>. One that exists and is not empty is an error.")
+    out: str = option("", "Run folder; default runs/<env>-<date>-<seed>. It must not exist, or be empty.")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error message: " (did you mean …?)", or "" if nothing known is close."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+@functools.cache
+def field_types() -> dict[str, Any]:
+    """The type of each setting: str, int, float or a Literal."""
+    return get_type_hints(Config)
 
 
 def _check(config: Config) -> None:
-    hints = get_type_hints(Config)
+    hints = field_types()
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
         flag = "--" + item.name.replace("_", "-")
         choices = get_args(hints[item.name])
         if choices and value not in choices:
-            raise ConfigError(f"{flag} {value}: choose one of {', '.join(map(str, choices))}")
+            raise ConfigError(
+                f"{flag} {value}: choose one of {', '.join(choices)}{did_you_mean(value, choices)}"
+            )
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{flag} {value}: must be a finite number")
         if "low" in item.metadata and value < item.metadata["low"]:
@@ -92,10 +145,10 @@ def _check(config: Config) -> None:
 
 def parse_value(name: str, value: Any) -> Any:
     """A value of the command line or of a TOML file as the field's type. Raises `ConfigError`."""
-    hints = get_type_hints(Config)
+    hints = field_types()
     if name not in hints:
-        known = ", ".join(item.name for item in dataclasses.fields(Config))
-        raise ConfigError(f"unknown setting {name!r}; known: {known}")
+        hint = did_you_mean(name, hints)
+        raise ConfigError(f"unknown setting {name!r}{hint}; known: {', '.join(hints)}")
     kind = hints[name]
     if kind not in (int, float):
         return str(value)
@@ -111,9 +164,12 @@ def parse_value(name: str, value: Any) -> Any:
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings of a TOML file (a preset, `--config`, or a run's config.toml)."""
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file") from error
+        why = error.strerror or error
+        raise ConfigError(f"{path}: cannot be read ({why}); give the path of a TOML file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: it is not UTF-8 text") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     return {name: parse_value(name, value) for name, value in table.items() if name != "resolved"}
@@ -125,8 +181,9 @@ def resolve(overrides: Mapping[str, Any], *, preset: str | None = None, file: Pa
     if preset is not None:
         path = PRESETS / f"{preset}.toml"
         if not path.is_file():
-            known = ", ".join(sorted(item.stem for item in PRESETS.glob("*.toml")))
-            raise ConfigError(f"--preset {preset}: unknown; known: {known}")
+            names = sorted(item.stem for item in PRESETS.glob("*.toml"))
+            hint = did_you_mean(preset, names)
+            raise ConfigError(f"--preset {preset}: unknown; known: {', '.join(names)}{hint}")
         settings |= read_settings(path)
     if file is not None:
         settings |= read_settings(file)
@@ -141,6 +198,10 @@ def to_toml(config: Config) -> str:
     lines = []
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        text = repr(value) if isinstance(value, int | float) else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
-        lines.append(f"{item.name} = {text}")
+        lines.append(f"{item.name} = {toml_string(value) if isinstance(value, str) else repr(value)}")
     return "\n".join(lines) + "\n"
+
+
+def toml_string(value: str) -> str:
+    """A TOML basic string: JSON's, but for the one control character that JSON leaves bare."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

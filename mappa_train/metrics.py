@@ -1,0 +1,226 @@
+"""What a step showed: one line of metrics.jsonl, with the same keys in every line, and TensorBoard events.
+
+>>> line = step_metrics(3, rollouts, updates, keys=MetricKeys.of(team, env.tasks), return_mean=0.4, ...)
+>>> line["score/data_engineer_0"], line["outcome/success"]
+(6.1, 0.25)
+
+Undefined figures are None, never NaN. Importing this loads no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mappa_envs.types import Episode, StopReason, Task, Turn
+
+if TYPE_CHECKING:
+    from mappa_train.types import EpisodeRollout, UpdateStats
+
+MetricLine = dict[str, float | int | None]
+OUTCOME_METRICS = ("accuracy", "f1", "roc_auc", "mae", "rmse", "rmse_pct", "r2", "relative")
+"""Figures that several tasks share; each task's own metric is added to them."""
+
+TIMES = ("rollout", "coach", "sandbox", "learn", "sync")
+_PER_UPDATE = ("kl", "clipfrac", "entropy", "loss", "grad_norm", "lr")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricKeys:
+    """What the keys of a run are made from; fixed when the run begins."""
+
+    agents: tuple[str, ...]
+    task_types: tuple[str, ...]
+    outcome_metrics: tuple[str, ...] = OUTCOME_METRICS
+
+    @classmethod
+    def of(cls, agents: Iterable[str], tasks: Iterable[Task]) -> MetricKeys:
+        """The keys for a team's names (in their order) and the tasks of a run."""
+        chosen = tuple(tasks)
+        own = {str(task.spec.metric) for task in chosen if hasattr(task, "spec")}
+        return cls(
+            agents=tuple(agents),
+            task_types=tuple(sorted({task.task_type for task in chosen})),
+            outcome_metrics=(*OUTCOME_METRICS, *sorted(own - set(OUTCOME_METRICS))),
+        )
+
+
+def step_metrics(
+    step: int,
+    rollouts: Sequence[EpisodeRollout],
+    updates: Mapping[str, UpdateStats],
+    *,
+    keys: MetricKeys,
+    return_mean: float | None = None,
+    adv_mean: float | None = None,
+    adv_std: float | None = None,
+    timings: Mapping[str, float],
+    time_s: float,
+) -> MetricLine:
+    """The figures of one step.
+
+    Parameters
+    ----------
+    step : from 1.
+    rollouts : the step's episodes; those whose sandbox failed count under stop/infra and nowhere else.
+    updates : by agent; an agent that is missing was not updated.
+    return_mean : mean G over the actions that were trained.
+    adv_mean, adv_std : of the token advantages before normalization.
+    timings : wall-clock seconds of "rollout", "learn" and "sync". "coach" and "sandbox" are the sums over
+        all turns unless given: they overlap each other, and may exceed the rollout.
+    time_s : wall-clock seconds of the step.
+    """
+    counted = [item for item in rollouts if item.episode.stop_reason is not StopReason.INFRA]
+    episodes = [item.episode for item in counted]
+    turns = [turn for episode in episodes for turn in episode.turns]
+    line: MetricLine = {"step": step, "time_s": time_s, "episodes": len(episodes), "actions": len(turns)}
+    line |= _scores(episodes, turns, keys)
+    line |= {"return/mean": return_mean, "adv/mean": adv_mean, "adv/std": adv_std}
+    line |= _outcomes(episodes, keys)
+    line |= _updates(updates, keys.agents)
+    line |= _lengths(counted, keys.agents)
+    line["tokens/trained"] = sum(item.num_tokens for item in updates.values())
+    line |= _times(turns, timings)
+    generated = line["tokens/generated"] or 0
+    rollout_s = timings.get("rollout")
+    line["throughput/tokens_per_s"] = generated / rollout_s if rollout_s else None
+    line["coach/cost_usd"] = sum((turn.score.cost_usd for turn in turns if turn.score), start=0.0)
+    line |= {
+        f"stop/{reason}": sum(r.episode.stop_reason is reason for r in rollouts) for reason in StopReason
+    }
+    ran = [turn.tool for turn in turns if turn.tool is not None]
+    line["tool/error_rate"] = mean(not tool.ok for tool in ran)
+    return {key: _finite(value) for key, value in line.items()}
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of what is defined; None of nothing."""
+    known = [float(value) for value in values if value is not None and math.isfinite(value)]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _finite(value: float | int | None) -> float | int | None:
+    return None if value is None or not math.isfinite(value) else value
+
+
+def _scores(episodes: Sequence[Episode], turns: Sequence[Turn], keys: MetricKeys) -> MetricLine:
+    line: MetricLine = {
+        "unscored": sum(turn.final_score is None for turn in turns),
+        "score/mean": mean(turn.final_score for turn in turns),
+    }
+    for agent in keys.agents:
+        line[f"score/{agent}"] = mean(turn.final_score for turn in turns if turn.agent == agent)
+    for task_type in keys.task_types:
+        mine = [turn for episode in episodes if episode.task_type == task_type for turn in episode.turns]
+        line[f"score_by/{task_type}"] = mean(turn.final_score for turn in mine)
+    return line
+
+
+def _outcomes(episodes: Sequence[Episode], keys: MetricKeys) -> MetricLine:
+    line: MetricLine = {
+        "outcome/success": mean(episode.success for episode in episodes),
+        "outcome/mean": mean(episode.outcome for episode in episodes),
+    }
+    for name in keys.outcome_metrics:
+        line[f"outcome/{name}"] = mean(episode.metrics.get(name) for episode in episodes)
+    return line
+
+
+def _updates(updates: Mapping[str, UpdateStats], agents: Sequence[str]) -> MetricLine:
+    return {
+        f"{name}/{agent}": getattr(updates[agent], name) if agent in updates else None
+        for name in _PER_UPDATE
+        for agent in agents
+    }
+
+
+def _lengths(rollouts: Sequence[EpisodeRollout], agents: Sequence[str]) -> MetricLine:
+    lengths = [
+        (action.agent, len(action.generation.token_ids)) for item in rollouts for action in item.actions
+    ]
+    line: MetricLine = {"tokens/generated": sum(length for _, length in lengths)}
+    for agent in agents:
+        line[f"length/{agent}"] = mean(length for name, length in lengths if name == agent)
+    return line
+
+
+def _times(turns: Sequence[Turn], timings: Mapping[str, float]) -> MetricLine:
+    known = {
+        "coach": math.fsum(turn.coach_s for turn in turns),
+        "sandbox": math.fsum(turn.sandbox_s for turn in turns),
+        **timings,
+    }
+    return {f"time/{name}": known.get(name) for name in TIMES}
+
+
+def artifact_rate(episodes: Iterable[Episode]) -> float | None:
+    """The share of required files that were valid after the last action of each role that acted."""
+    marks: list[float] = []
+    for episode in episodes:
+        last = {turn.agent: turn for turn in episode.turns}
+        marks += [artifact.status == "valid" for turn in last.values() for artifact in turn.artifacts]
+    return mean(marks)
+
+
+def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
+    """The Wilson score interval of a rate, 95 % unless `z` says otherwise; (0, 1) of nothing."""
+    if not 0 <= successes <= trials:
+        raise ValueError(f"{successes} successes of {trials} trials")
+    if trials == 0:
+        return 0.0, 1.0
+    rate = successes / trials
+    center = rate + z * z / (2 * trials)
+    spread = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    low = 0.0 if successes == 0 else (center - spread) / scale
+    high = 1.0 if successes == trials else (center + spread) / scale
+    return low, high
+
+
+def bootstrap_interval(
+    groups: Sequence[Sequence[float]], *, draws: int = 2000, level: float = 0.95, seed: int = 0
+) -> tuple[float, float] | None:
+    """The percentile interval of the mean over all values, by drawing whole groups (tasks) again.
+
+    Episodes of one task are no independent evidence about other tasks. One group alone is resampled
+    value by value. None of nothing.
+    """
+    filled = [list(group) for group in groups if len(group)]
+    if len(filled) == 1:
+        filled = [[value] for value in filled[0]]
+    if not filled:
+        return None
+    sums = np.array([math.fsum(group) for group in filled])
+    counts = np.array([len(group) for group in filled])
+    picks = np.random.default_rng(seed).integers(len(filled), size=(draws, len(filled)))
+    means = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
+    tail = (1 - level) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+class EventWriter:
+    """TensorBoard events of a run, under the keys of metrics.jsonl. Undefined figures are left out."""
+
+    def __init__(self, folder: Path, last_step: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Events after the checkpoint that a run resumes from are hidden, since the steps are taken again.
+        purge = last_step + 1 if last_step else None
+        self._writer: Any = SummaryWriter(log_dir=str(folder), purge_step=purge)
+
+    def write(self, line: Mapping[str, float | int | None]) -> None:
+        """The figures of one step."""
+        for key, value in line.items():
+            if value is not None and key != "step":
+                self._writer.add_scalar(key, value, global_step=line["step"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Nothing may be written afterwards."""
+        self._writer.close()

