@@ -347,7 +347,8 @@ def test_many_workspaces_at_once(sandbox: Sandbox) -> None:
     async def scenario() -> list[str]:
         return await asyncio.gather(*map(one, range(40)))
 
-    assert asyncio.run(scenario()) == [f"{n}\n" for n in range(40)]
+    for _ in range(3):
+        assert asyncio.run(scenario()) == [f"{n}\n" for n in range(40)]
 
 
 def test_waiting_for_a_turn_costs_no_time_limit() -> None:

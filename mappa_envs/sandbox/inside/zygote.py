@@ -52,12 +52,11 @@ class Step:
     limit: str | None = None
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        # A descriptor of -1: reaped, and the process id may be somebody else's by now.
+        if self.init_fd >= 0:
             os.kill(self.init, signal.SIGKILL)
-        # The worker is in that namespace too, but it is our child and may not have started.
-        with contextlib.suppress(ProcessLookupError):
-            if self.status is None:
-                os.kill(self.pid, signal.SIGKILL)
+        if self.pid_fd >= 0:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 class Zygote:
@@ -244,13 +243,15 @@ class Zygote:
         if fd == step.channel.fileno():
             self.hear(step)
             return
+        os.close(fd)
         if fd == step.pid_fd:
             step.status = os.waitstatus_to_exitcode(os.waitpid(step.pid, 0)[1])
+            step.pid_fd = -1
             step.kill()
         else:
             os.waitpid(step.init, 0)
-        os.close(fd)
-        if step.pid_fd not in self.by_fd and step.init_fd not in self.by_fd:
+            step.init_fd = -1
+        if step.pid_fd == step.init_fd == -1:
             self.finish(step)
 
     def hear(self, step: Step) -> None:
