@@ -311,8 +311,8 @@ def _log_to(path: Path, console: Any) -> None:
         force=True,
     )
     logging.captureWarnings(True)
-    logging.getLogger("mappa_train").addHandler(_Screen(console))
-    logging.getLogger("mappa_envs").addHandler(_Screen(console))
+    for name in ("mappa_train", "mappa_envs"):
+        logging.getLogger(name).handlers = [_Screen(console)]
 
 
 class _Screen(logging.Handler):

@@ -122,10 +122,10 @@ class LiveProgress(PlainProgress):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
         self._phase = ("starting", 0, 0)
         self._first: Line = {}
         self._now: Line = {}
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def start(self, total_steps: int, agents: Sequence[str], first_step: int = 1) -> None:
         super().start(total_steps, agents, first_step)

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_fakes import AGENTS, make_episode, make_line, make_rollout, make_run
+
+from mappa_envs.errors import UnavailableError
+from mappa_train import cli, doctor, model
+from mappa_train.checkpoint import RunFolder
+from mappa_train.config import Config, resolve
+from mappa_train.model import LoadedModel
+
+MODEL = LoadedModel(folder=Path("/m"), source="wheel", sha256="ab" * 32, description="a model")
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(model, "load_pretrained", lambda name, say=None: MODEL)
+    return tmp_path
+
+
+def set_module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
+    module = types.ModuleType(f"mappa_train.{name}")
+    vars(module).update(content)
+    monkeypatch.setitem(sys.modules, f"mappa_train.{name}", module)
+
+
+def set_trainer(monkeypatch: pytest.MonkeyPatch, train: Callable[..., None]) -> None:
+    set_module(monkeypatch, "trainer", train=train)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--lrr 3", "did you mean --lr?"),
+        ("trian", "did you mean train?"),
+        ("--env dsbench", "did you mean dsbench-v0?"),
+        ("--tasks embeded", "did you mean embedded?"),
+        ("--model smollm-135m", "did you mean smollm2-135m?"),
+        ("--coach rubrik", "did you mean rubric?"),
+        ("--sandbox unsafe-local", "isolates nothing"),
+        ("--sandbox dcoker", "choose one of auto, namespace"),
+        ("--preset gpu", "known: cpu"),
+        ("--steps x", "whole number"),
+        ("--lr", "expected one argument"),
+        ("--step 3", "did you mean --steps?"),
+        ("resume runs/none", "no such run folder"),
+        ("resume", "required: RUN"),
+        ("eval x --episodes 0", "whole number from 1"),
+        ("eval x --split tset", "did you mean test?"),
+        ("view a b", "unexpected argument b"),
+        ("doctor --fix", "unknown flag --fix"),
+    ],
+)
+def test_bad_input_is_one_message_with_a_hint(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert words in err
+    assert not Path("runs").exists()
+
+
+def test_help_and_mistakes_are_answered_at_once() -> None:
+    for arguments, code in ((["--help"], 0), (["--setps", "3"], 2)):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "mappa_train", *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code
+        assert time.perf_counter() - start < 1.5  # 0.1 s on a quiet machine; with torch it would be 6
+        assert "Traceback" not in done.stderr
+
+
+def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert all("--" + name.replace("_", "-") in shown for name in vars(Config()))
+    assert "resume RUN" in shown
+
+
+def test_a_dry_run_prints_a_config_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--dry-run", "--steps", "3", "--max-tasks=2"]) == 0
+    shown = capsys.readouterr().out
+    assert not Path("runs").exists()
+    assert "# tasks:    2 (" in shown
+    assert "data_engineer_0, modeler_0, analyst_0" in shown
+    Path("again.toml").write_text(shown)
+    assert resolve({}, file=Path("again.toml")) == resolve({"steps": 3, "max_tasks": 2})
+
+
+def test_training_gets_config_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool) -> None:
+        seen.append((config.steps, run.path, resume))
+
+    set_trainer(monkeypatch, train)
+    assert cli.main(["train", "--steps", "2", "--out", "here"]) == 0
+    assert seen == [(2, Path("here"), False)]
+    text = Path("here/config.toml").read_text()
+    assert 'model_source = "wheel"' in text
+    assert cli.main(["--out", "here"]) == 2
+
+
+def test_a_crash_is_one_line_and_a_traceback_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool) -> None:
+        raise RuntimeError("shapes \x1b[31m differ\nmore")
+
+    set_trainer(monkeypatch, train)
+    assert cli.main(["--out", "here"]) == 1
+    err = capsys.readouterr().err
+    assert err == "error: RuntimeError: shapes ?[31m differ (traceback in here/run.log)\n"
+    assert "Traceback" in Path("here/run.log").read_text()
+
+
+def test_exit_codes_of_errors_on_purpose(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors: list[BaseException] = [UnavailableError("no model"), OSError(errno.ENOSPC, "No space left")]
+    for k, error in enumerate(errors):
+
+        def train(config: Config, run: RunFolder, progress: Any, *, resume: bool, e: Any = error) -> None:
+            raise e
+
+        set_trainer(monkeypatch, train)
+        assert cli.main(["--out", f"run{k}"]) == 3
+    err = capsys.readouterr().err
+    assert "error: no model\n" in err
+    assert "disk is full" in err
+
+
+def test_an_interruption_names_the_way_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool) -> None:
+        if not resume:
+            run.save(1, {}, {})
+        raise KeyboardInterrupt
+
+    set_trainer(monkeypatch, train)
+    assert cli.main(["--out", "here"]) == 130
+    err = capsys.readouterr().err
+    assert "here/checkpoints/step-000001" in err
+    assert "python -m mappa_train resume here" in err
+    assert cli.main(["resume", "here"]) == 130
+
+
+def test_an_interruption_before_a_checkpoint_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool) -> None:
+        raise KeyboardInterrupt
+
+    set_trainer(monkeypatch, train)
+    assert cli.main(["--out", "here"]) == 130
+    assert "nothing to resume" in capsys.readouterr().err
+
+
+def test_resuming_checks_what_is_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(Path("runs/abc"), steps=2)
+    assert cli.main(["resume", "abc"]) == 2
+    assert "no checkpoint yet" in capsys.readouterr().err
+    assert cli.main(["resume", "abd"]) == 2
+    assert "did you mean abc?" in capsys.readouterr().err
+    run.save(2, {}, {})
+    assert cli.main(["resume", "runs/abc"]) == 0
+    assert "nothing left to do" in capsys.readouterr().out
+    assert cli.main(["eval", "abc", "--step", "9"]) == 2
+    assert "there are [2]" in capsys.readouterr().err
+
+
+def test_other_weights_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder.create(resolve({"out": "here"}), MODEL)
+    run.save(1, {}, {})
+    other = LoadedModel(folder=Path("/m"), source="hub", sha256="cd" * 32, description="")
+    monkeypatch.setattr(model, "load_pretrained", lambda name, say=None: other)
+    assert cli.main(["resume", "here"]) == 2
+    assert "other weights" in capsys.readouterr().err
+
+
+def test_evaluation_prints_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(Path("here"), steps=2).save(2, {}, {})
+    asked: list[Any] = []
+
+    def evaluate(config: Config, checkpoint: Path, *, split: str, episodes: int, progress: Any) -> Any:
+        asked.append((checkpoint.name, split, episodes))
+        return types.SimpleNamespace(episodes=[make_episode()] * 8)
+
+    set_module(monkeypatch, "evaluate", evaluate=evaluate)
+    assert cli.main(["eval", "here", "--episodes", "8"]) == 0
+    assert asked == [("step-000002", "test", 8)]
+    assert "68 % to 100 %" in capsys.readouterr().out
+
+
+def test_view_without_a_screen_prints_the_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    run = make_run(Path("runs/abc"), steps=2)
+    assert cli.main(["view", "abc"]) == 0
+    assert capsys.readouterr().out == f"open in a browser: {run.report_path.resolve().as_uri()}\n"
+    assert run.report_path.is_file()
+
+
+def test_our_warnings_are_shown_and_others_are_logged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import logging
+
+    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool) -> None:
+        logging.getLogger("mappa_train.x").warning("all [bold]returns[/] are equal")
+        logging.getLogger("other").warning("noise")
+        progress.start(1, AGENTS)
+        line = make_line(1, [make_rollout(0)])
+        run.append_metrics(line)
+        progress.step(line)
+        progress.finish(line, line, run.path)
+
+    set_trainer(monkeypatch, train)
+    assert cli.main(["--out", "here"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("warning: all [bold]returns[/] are equal\nstep 1/1")
+    assert "noise" not in shown
+    assert "noise" in Path("here/run.log").read_text()
+    assert json.loads(Path("here/metrics.jsonl").read_text())["step"] == 1
+
+
+def test_doctor_finds_nothing_or_exits_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = doctor.Check(name="x", ok=True, message="fine [b]")
+    bad = doctor.Check(name="y", ok=False, message="do this")
+    monkeypatch.setattr(doctor, "checks", lambda: iter([good]))
+    assert cli.main(["doctor"]) == 0
+    assert "fine [b]" in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "checks", lambda: iter([good, bad]))
+    assert cli.main(["doctor"]) == 1
+    assert "1 thing(s) to fix" in capsys.readouterr().out

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mappa_envs.errors import ConfigError
+from mappa_train.config import PRESETS, Config, parse_value, read_settings, resolve, to_toml
+
+
+def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
+    awkward = resolve({"out": 'a "b"\\c\n\x7fé', "lr": "1e-5", "steps": "3"})
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(awkward) + "\n[resolved]\nmodel_sha256 = '00'\n")
+    assert resolve(read_settings(path)) == awkward
+
+
+def test_command_line_beats_file_beats_preset_beats_default(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("steps = 9\nlr = 2e-4\n")
+    config = resolve({"lr": "3e-4"}, preset="single-gpu", file=path)
+    assert (config.lr, config.steps, config.max_actions, config.beta) == (3e-4, 9, 4, Config().beta)
+
+
+@pytest.mark.parametrize("preset", sorted(item.stem for item in PRESETS.glob("*.toml")))
+def test_presets_resolve_and_name_known_settings_only(preset: str) -> None:
+    config = resolve({}, preset=preset)
+    settings = tomllib.loads((PRESETS / f"{preset}.toml").read_text())
+    assert all(getattr(config, name) == value for name, value in settings.items())
+
+
+def test_the_cpu_preset_is_the_defaults() -> None:
+    assert resolve({}, preset="cpu") == Config()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("steps", "0", "--steps 0: must be at least 1"),
+        ("steps", "2.5", "must be a whole number"),
+        ("steps", "many", "must be a whole number"),
+        ("lr", "nan", "finite"),
+        ("lr", "-1", "at least 0"),
+        ("gamma", "1.5", "at most 1"),
+        ("temperature", "0", "greater than 0"),
+        ("policy", "lorra", "did you mean lora"),
+        ("split", "tset", "did you mean test"),
+        ("steps", "inf", "must be a whole number"),
+    ],
+)
+def test_senseless_values_are_refused_by_name(name: str, value: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        resolve({name: value})
+    assert f"--{name}" in str(caught.value)
+
+
+def test_unknown_settings_and_broken_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text("stepz = 3\n")
+    with pytest.raises(ConfigError, match="did you mean steps"):
+        resolve({}, file=path)
+    path.write_text("steps = \n")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        resolve({}, file=path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        resolve({}, file=path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolve({}, file=tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="did you mean single-gpu"):
+        resolve({}, preset="single_gpu")
+
+
+def test_a_bool_is_no_number() -> None:
+    with pytest.raises(ConfigError, match="whole number"):
+        parse_value("steps", True)
+
+
+def test_every_setting_has_a_help_text() -> None:
+    assert all(len(item.metadata["help"]) > 20 for item in dataclasses.fields(Config))

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import io
+import re
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from run_fakes import AGENTS, make_episode, make_line, make_rollout, make_run, make_turn
+
+from mappa_envs.types import Artifact, CoachScore, ScoreRevision, ToolResult
+from mappa_train import report
+from mappa_train.charts import chart, nice_ticks
+from mappa_train.progress import PlainProgress, comparison, duration, evaluation_table, make_progress
+
+EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202e$title"
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in ("meta", "line", "path"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_holds_curves_episodes_and_settings(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=3, episodes=2)
+    page = report.write_report(run.path).read_text()
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert {"svg", "details", "table"} <= tags.seen
+    assert "Mean score of each agent" in page
+    assert page.count('<details class="episode">') == 4
+    assert "max_new_tokens = 160" in page
+
+
+def test_what_agents_write_stays_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    broken = Artifact(path=EVIL, status="invalid", problem=EVIL)
+    tool = ToolResult(stdout=EVIL, stderr=EVIL, exit_code=1, exception=EVIL)
+    verdict = CoachScore(score=1.0, reason=EVIL, blame={AGENTS[0]: 1.0})
+    turn = replace(make_turn(0, AGENTS[0], action=EVIL, tool=tool, artifacts=(broken,)), score=verdict)
+    turns = (turn, make_turn(1, AGENTS[1], None, action=EVIL, unscored_reason=EVIL))
+    episode = make_episode(turns=turns, grade_message=EVIL, task_id=EVIL)
+    run.append_episodes(2, [make_rollout(9, episode)])
+    run.append_metrics(make_line(2))
+    page = report.write_report(run.path).read_text()
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert not {"script", "img", "link", "iframe"} & tags.seen
+    assert not any(name.startswith("on") for name in tags.attributes)
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    assert "&lt;script&gt;" in page
+    assert "default-src 'none'" in page
+    assert "$title" in page  # an agent's text is no template
+
+
+def test_a_corrected_score_shows_both(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    verdict = CoachScore(score=9.0, reason="fine", revisions=(ScoreRevision(turn=0, score=2.0, reason="no"),))
+    changed = replace(make_turn(0, AGENTS[0]), score=verdict, final_score=2.0)
+    run.append_episodes(2, [make_rollout(5, make_episode(turns=(changed,)))])
+    run.append_metrics(make_line(2))
+    assert "score 2.0 (first 9.0)" in report.write_report(run.path).read_text()
+
+
+def test_a_run_without_steps_has_a_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    run.truncate(0)
+    assert "No step is finished yet" in report.write_report(run.path).read_text()
+
+
+def test_long_outputs_are_cut_in_the_middle(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    run.append_episodes(
+        2, [make_rollout(1, make_episode(turns=(make_turn(0, AGENTS[0], action="y" * 50_000),)))]
+    )
+    run.append_metrics(make_line(2))
+    page = report.write_report(run.path).read_text()
+    assert "44000 characters left out" in page
+
+
+def test_episodes_of_any_step_are_found(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=12, episodes=3)
+    with run.episodes_path.open("a") as file:
+        file.write('{"step": 12, "index": 99, "episode": {"env')
+    for step in range(1, 13):
+        found = report.read_numbered_episodes(run.path, step)
+        assert [index for index, _ in found] == [3 * (step - 1) + k for k in range(3)]
+    assert report.read_episodes(run.path, 13) == []
+    assert report.read_episodes(run.path, 5) == [make_episode()] * 3
+    assert len(report.read_numbered_episodes(run.path, 4, limit=2)) == 2
+
+
+def test_rebuilding_is_fast_in_a_long_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1, episodes=1)
+    long = make_episode(turns=tuple(make_turn(k, AGENTS[k % 2], action="word " * 1000) for k in range(6)))
+    for step in range(2, 62):
+        run.append_episodes(step, [make_rollout(k, long) for k in range(16)])
+        run.append_metrics(make_line(step))
+    report.write_report(run.path)
+    start = time.perf_counter()
+    report.write_report(run.path)
+    assert time.perf_counter() - start < 0.6  # 0.3 s on a quiet machine
+
+
+def test_the_browser_is_used_where_there_is_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    said: list[str] = []
+    opened: list[str] = []
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr(report.webbrowser, "open", lambda url: opened.append(url) or True)
+    report.show(run.path, said.append)
+    assert opened == [run.report_path.as_uri()]
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    report.show(run.path, said.append)
+    assert said == [str(run.report_path), f"open in a browser: {run.report_path.as_uri()}"]
+
+
+def test_charts_leave_gaps_and_survive_flat_lines() -> None:
+    svg = chart("t<", {"a&b": [(1, 1.0), (2, None), (3, 1.0)]})
+    assert "t&lt;" in svg
+    assert "a&amp;b" in svg
+    path = re.search(r' d="([^"]*)"', svg)
+    assert path is not None
+    assert path[1].count("M") == 2
+    assert chart("t", {"a": [(1, None)]}) == ""
+    long = chart("t", {"a": [(k, float(k)) for k in range(5000)]})
+    assert len(long) < 12_000
+
+
+def test_ticks_enclose_the_values() -> None:
+    for low, high in ((0.0, 10.0), (0.37, 0.38), (-3.0, 12345.0), (5.0, 5.0), (0.0, 0.0), (1e-9, 2e-9)):
+        ticks = nice_ticks(low, high)
+        assert ticks[0] <= low + 1e-12
+        assert ticks[-1] >= high - 1e-12
+        assert 2 <= len(ticks) <= 8
+
+
+def test_plain_progress_prints_one_line_a_step(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=2)
+    screen = io.StringIO()
+    progress = make_progress(Console(file=screen, width=80))
+    assert isinstance(progress, PlainProgress)
+    progress.start(2, AGENTS)
+    progress.phase("rollout", 1, 2)
+    lines = run.read_metrics()
+    for line in lines:
+        progress.step(line)
+    progress.finish(lines[0], lines[-1], run.path)
+    printed = screen.getvalue().splitlines()
+    assert printed[0].startswith(
+        "step 1/2  score 7.00 (writer_0 6.00 checker_0 8.00)  success 100 %  20 tokens/s"
+    )
+    assert printed[1].startswith("step 2/2")
+    assert printed[-2:] == [f"run:    {run.path}", f"report: {run.report_path}"]
+    assert any("valid artifacts" in line and "+0 pts" in line for line in printed)
+
+
+def test_the_live_display_ends_with_the_table(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=2)
+    screen = io.StringIO()
+    progress = make_progress(Console(file=screen, width=80, force_terminal=True))
+    progress.start(2, AGENTS)
+    progress.phase("rollout", 1, 2)
+    progress.step(run.read_metrics()[0])
+    progress.phase("learn", 1, 2)
+    progress.finish(run.read_metrics()[0], run.read_metrics()[1], run.path)
+    progress.stop()
+    assert "score writer_0" in screen.getvalue()
+
+
+def test_tables_show_dashes_for_what_is_undefined(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    screen = io.StringIO()
+    console = Console(file=screen, width=80)
+    console.print(comparison({"step": 1}, {"step": 1}, AGENTS, run.path))
+    console.print(evaluation_table([], "nothing"))
+    console.print(evaluation_table([make_episode()] * 4, "step 1"))
+    shown = screen.getvalue()
+    assert "–" in shown
+    assert "51 % to 100 %" in shown
+    assert "4 episodes of 1 tasks" in shown
+
+
+def test_durations() -> None:
+    assert [duration(value) for value in (None, 5.4, 65, 7620)] == ["?", "5s", "1m05s", "2h07m"]

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from run_fakes import AGENTS, KEYS, make_episode, make_line, make_rollout, make_turn, make_update
+
+from mappa_envs.types import StopReason, Task, ToolResult
+from mappa_train.metrics import (
+    EventWriter,
+    MetricKeys,
+    artifact_rate,
+    bootstrap_interval,
+    mean,
+    step_metrics,
+    wilson,
+)
+
+
+def test_the_keys_of_the_contract_are_there() -> None:
+    line = make_line(1)
+    fixed = {"step", "time_s", "episodes", "actions", "unscored", "score/mean", "return/mean", "adv/mean"}
+    fixed |= {"adv/std", "outcome/success", "tokens/generated", "tokens/trained", "throughput/tokens_per_s"}
+    fixed |= {f"time/{name}" for name in ("rollout", "coach", "sandbox", "learn", "sync")}
+    fixed |= {"coach/cost_usd", "tool/error_rate", "score_by/classification", "score_by/regression"}
+    fixed |= {f"stop/{name}" for name in ("done", "max_turns", "time", "context", "infra")}
+    by_agent = ("score", "kl", "clipfrac", "entropy", "loss", "grad_norm", "lr", "length")
+    assert fixed | {f"{name}/{agent}" for name in by_agent for agent in AGENTS} <= set(line)
+
+
+def test_every_line_has_the_same_keys_and_no_nan() -> None:
+    empty = step_metrics(2, [], {}, keys=KEYS, timings={}, time_s=0.0, adv_mean=math.nan)
+    full = make_line(1)
+    assert list(empty) == list(full)
+    assert empty["score/mean"] is None
+    assert empty["adv/mean"] is None
+    json.dumps(empty, allow_nan=False)
+
+
+def test_means_are_over_scored_actions_only() -> None:
+    rollouts = [make_rollout(0, make_episode((2.0, None, 4.0)))]
+    line = make_line(1, rollouts)
+    assert line["actions"] == 3
+    assert line["unscored"] == 1
+    assert line["score/mean"] == 3.0
+    assert line["score/checker_0"] is None
+    assert line["coach/cost_usd"] == 0.5
+
+
+def test_tokens_times_and_throughput() -> None:
+    line = make_line(1, [make_rollout(0, num_tokens=10), make_rollout(1, num_tokens=30)])
+    assert line["tokens/generated"] == 80
+    assert line["tokens/trained"] == 40
+    assert line["throughput/tokens_per_s"] == 40.0
+    assert line["length/writer_0"] == 20.0
+    assert (line["time/sandbox"], line["time/coach"], line["time/learn"]) == (2.0, 1.0, 1.0)
+
+
+def test_a_failed_sandbox_counts_under_stop_only() -> None:
+    infra = make_rollout(1, make_episode((0.0,), stop_reason=StopReason.INFRA, success=False, outcome=None))
+    line = make_line(1, [make_rollout(0), infra])
+    assert line["episodes"] == 1
+    assert line["outcome/success"] == 1.0
+    assert (line["stop/infra"], line["stop/done"]) == (1, 1)
+
+
+def test_outcomes_and_tool_errors() -> None:
+    broken = make_turn(0, AGENTS[0], 1.0, tool=ToolResult(exit_code=1, exception="KeyError"))
+    silent = make_turn(1, AGENTS[1], 1.0, tool=None)
+    failed = make_episode(
+        turns=(broken, silent), success=False, outcome=0.0, metrics={}, task_type="regression"
+    )
+    line = make_line(1, [make_rollout(0), make_rollout(1, failed)])
+    assert line["outcome/success"] == 0.5
+    assert line["outcome/mean"] == 0.25
+    assert line["outcome/accuracy"] == 0.9
+    assert line["outcome/mae"] is None
+    assert line["tool/error_rate"] == pytest.approx(1 / 3)
+    assert line["score_by/regression"] == 1.0
+
+
+def test_an_agent_without_an_update_is_null() -> None:
+    updates = {AGENTS[0]: make_update(kl=0.5)}
+    line = step_metrics(1, [make_rollout(0)], updates, keys=KEYS, timings={}, time_s=1.0)
+    assert (line[f"kl/{AGENTS[0]}"], line[f"kl/{AGENTS[1]}"]) == (0.5, None)
+
+
+def test_keys_come_from_team_and_tasks() -> None:
+    tasks = [Task(task_id=str(k), task_type=kind, split="train", prompt="") for k, kind in enumerate("baa")]
+    keys = MetricKeys.of(("x_0",), tasks)
+    assert keys.task_types == ("a", "b")
+    assert keys.outcome_metrics[-1] == "relative"
+
+
+def test_artifact_rate_looks_at_each_roles_last_action() -> None:
+    turns = (make_turn(0, AGENTS[0], artifacts=()), make_turn(1, AGENTS[0]))
+    assert artifact_rate([make_episode(turns=turns)]) == 1.0
+    assert artifact_rate([]) is None
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "interval"),
+    [(0, 10, (0.0, 0.2775)), (5, 10, (0.2366, 0.7634)), (10, 10, (0.7225, 1.0)), (0, 0, (0.0, 1.0))],
+)
+def test_wilson_against_known_values(successes: int, trials: int, interval: tuple[float, float]) -> None:
+    assert wilson(successes, trials) == pytest.approx(interval, abs=1e-4)
+
+
+def test_wilson_refuses_nonsense() -> None:
+    with pytest.raises(ValueError, match="3 successes of 2"):
+        wilson(3, 2)
+
+
+def test_bootstrap_resamples_tasks() -> None:
+    groups = [[0.0] * 8, [1.0] * 8, [0.0] * 8, [1.0] * 8]
+    low, high = bootstrap_interval(groups) or (math.nan, math.nan)
+    assert low == 0.0  # four tasks say much less than 32 independent episodes would
+    assert high == 1.0
+    assert bootstrap_interval(groups) == bootstrap_interval(groups)
+    assert bootstrap_interval([]) is None
+    assert bootstrap_interval([[0.5, 0.5]]) == (0.5, 0.5)
+
+
+def test_mean_skips_what_is_undefined() -> None:
+    assert mean([1.0, None, math.nan, 3.0]) == 2.0
+    assert mean([]) is None
+
+
+def test_events_hold_the_defined_figures(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer = EventWriter(tmp_path)
+    writer.write({"step": 1, "score/mean": 5.0, "clipfrac/a": None})
+    writer.write({"step": 2, "score/mean": 6.0, "clipfrac/a": None})
+    writer.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["score/mean"]
+    assert [(item.step, item.value) for item in events.Scalars("score/mean")] == [(1, 5.0), (2, 6.0)]
