@@ -77,11 +77,13 @@ def _thin(points: Points) -> Points:
 
 def _tick(y: float, value: float) -> str:
     line = f'<line class="grid" x1="{_LEFT:g}" x2="{_WIDTH - _RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    return f'{line}<text x="{_LEFT - 6:g}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>'
+    return (
+        f'{line}<text x="{_LEFT - 6:g}" y="{y + 4:.1f}" text-anchor="end" font-size="11">{value:.4g}</text>'
+    )
 
 
 def _step_label(x: float, step: float) -> str:
-    return f'<text x="{x:.1f}" y="{_HEIGHT - 8:g}" text-anchor="middle">{step:g}</text>'
+    return f'<text x="{x:.1f}" y="{_HEIGHT - 8:g}" text-anchor="middle" font-size="11">{step:g}</text>'
 
 
 def _line(colour: str, points: Sequence[tuple[float, float] | None]) -> str:
@@ -90,7 +92,7 @@ def _line(colour: str, points: Sequence[tuple[float, float] | None]) -> str:
         if point is not None:
             path.append(f"{'L' if pen_down else 'M'}{point[0]:.1f} {point[1]:.1f}")
         pen_down = point is not None
-    return f'<path class="{colour}" d="{" ".join(path)}"/>'
+    return f'<path class="{colour}" fill="none" stroke="currentColor" d="{" ".join(path)}"/>'
 
 
 def _dot(colour: str, point: tuple[float, float], text: str) -> str:

@@ -66,10 +66,9 @@ def step_metrics(
 
     Parameters
     ----------
-    step : from 1.
     rollouts : the step's episodes; those whose sandbox failed count under stop/infra and nowhere else.
     updates : by agent; an agent that is missing was not updated.
-    return_mean : mean G over the actions that were trained.
+    return_mean : mean G over the trained actions.
     adv_mean, adv_std : of the token advantages before normalization.
     timings : wall-clock seconds of "rollout", "learn" and "sync". "coach" and "sandbox" are the sums over
         all turns unless given: they overlap each other, and may exceed the rollout.
@@ -86,15 +85,12 @@ def step_metrics(
     line |= _lengths(counted, keys.agents)
     line["tokens/trained"] = sum(item.num_tokens for item in updates.values())
     line |= _times(turns, timings)
-    generated = line["tokens/generated"] or 0
     rollout_s = timings.get("rollout")
-    line["throughput/tokens_per_s"] = generated / rollout_s if rollout_s else None
-    line["coach/cost_usd"] = sum((turn.score.cost_usd for turn in turns if turn.score), start=0.0)
-    line |= {
-        f"stop/{reason}": sum(r.episode.stop_reason is reason for r in rollouts) for reason in StopReason
-    }
-    ran = [turn.tool for turn in turns if turn.tool is not None]
-    line["tool/error_rate"] = mean(not tool.ok for tool in ran)
+    line["throughput/tokens_per_s"] = (line["tokens/generated"] or 0) / rollout_s if rollout_s else None
+    line["coach/cost_usd"] = math.fsum(turn.score.cost_usd for turn in turns if turn.score)
+    ends = [item.episode.stop_reason for item in rollouts]
+    line |= {f"stop/{reason}": ends.count(reason) for reason in StopReason}
+    line["tool/error_rate"] = mean(not turn.tool.ok for turn in turns if turn.tool is not None)
     return {key: _finite(value) for key, value in line.items()}
 
 

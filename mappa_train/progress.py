@@ -138,6 +138,7 @@ class LiveProgress(PlainProgress):
         self.done = int(metrics["step"])
         self._first = self._first or metrics
         self._now = metrics
+        self._phase = ("rollout", 0, 0)
 
     def stop(self) -> None:
         self._live.stop()

@@ -141,15 +141,18 @@ def _comparison(run: Path, lines: Sequence[Line]) -> str:
         return '<p class="soft">No step is finished yet.</p>'
     first, last = lines[0], lines[-1]
     rows = [(f"score {agent}", f"score/{agent}") for agent in _names(lines, "score/")]
-    rows += [("score of all", "score/mean"), ("success rate", "outcome/success"), ("outcome", "outcome/mean")]
-    rows += [("code that failed", "tool/error_rate"), ("actions without a score", "unscored")]
-    figures = [(title, first.get(key), last.get(key)) for title, key in rows]
+    rows += [
+        ("score of all", "score/mean"),
+        ("outcome", "outcome/mean"),
+        ("actions without a score", "unscored"),
+    ]
+    figures = [(title, _figure(first.get(key)), _figure(last.get(key))) for title, key in rows]
+    for title, key in (("success rate", "outcome/success"), ("code that failed", "tool/error_rate")):
+        figures.append((title, _share(first.get(key)), _share(last.get(key))))
     rates = [artifact_rate(read_episodes(run, int(line["step"]))) for line in (first, last)]
-    figures.append(("valid artifacts", rates[0], rates[1]))
+    figures.append(("valid artifacts", _share(rates[0]), _share(rates[1])))
     body = "".join(
-        f"<tr><td>{text(title)}</td>"
-        + "".join(f'<td class="n">{_figure(value)}</td>' for value in pair)
-        + "</tr>"
+        f"<tr><td>{text(title)}</td>" + "".join(f'<td class="n">{value}</td>' for value in pair) + "</tr>"
         for title, *pair in figures
     )
     head = f'<th></th><th class="n">step {first["step"]}</th><th class="n">step {last["step"]}</th>'
@@ -158,6 +161,10 @@ def _comparison(run: Path, lines: Sequence[Line]) -> str:
 
 def _figure(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}" if isinstance(value, float) else text(value)
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"
 
 
 def _charts(lines: Sequence[Line]) -> Iterator[str]:

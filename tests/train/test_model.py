@@ -19,6 +19,7 @@ from mappa_train import model
 from mappa_train.model import EMBEDDED, load_pretrained
 
 WEIGHTS = b"weights"
+_real_hub_folder = model._hub_folder
 
 
 @pytest.fixture(autouse=True)
@@ -164,6 +165,27 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     assert found.sha256 == hashlib.sha256(WEIGHTS).hexdigest()
     (folder / "model.safetensors").write_bytes(b"other weights")
     assert load_pretrained(str(folder)).sha256 != found.sha256
+
+
+def test_a_model_in_the_hubs_cache_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(model, "_hub_folder", _real_hub_folder)
+    monkeypatch.setattr(model, "probe_hub", lambda hub_id: pytest.fail("the network was asked"))
+    repo = tmp_path / "hub" / "models--HuggingFaceTB--SmolLM2-135M-Instruct"
+    snapshot = repo / "snapshots" / ("c" * 40)
+    for folder in (repo / "refs", repo / "blobs", snapshot):
+        folder.mkdir(parents=True)
+    (repo / "refs" / "main").write_text("c" * 40)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "tokenizer.json").write_text("{}")
+    assert model.find_cached(EMBEDDED) is None  # an interrupted download: no weights
+    digest = "d" * 64  # the hub names a large file by its sha256, which is believed
+    (repo / "blobs" / digest).write_bytes(WEIGHTS)
+    (snapshot / "model.safetensors").symlink_to(f"../../blobs/{digest}")
+    found = load_pretrained(EMBEDDED)
+    assert (found.source, found.sha256, found.folder) == ("hub", digest, snapshot)
 
 
 @pytest.fixture
