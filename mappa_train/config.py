@@ -56,10 +56,10 @@ class Config:
     )
     steps: int = option(6, "Number of training steps (updates of every agent).", low=1)
     episodes_per_step: int = option(
-        16, "Episodes collected for each step; more = less noise, more time.", low=1
+        12, "Episodes collected for each step; more = less noise, more time.", low=1
     )
     samples_per_task: int = option(
-        8, "Episodes of one step on the same task; capped at episodes_per_step.", low=1
+        6, "Episodes of one step on the same task; capped at episodes_per_step.", low=1
     )
     lr: float = option(
         1e-3, "Peak learning rate of AdamW. 1e-3 suits LoRA on the embedded model; 1e-6 full weights.", low=0
@@ -101,10 +101,10 @@ class Config:
     max_unscored: float = option(
         0.2, "A step with a larger share of unscored actions ends the run (exit 3).", low=0, high=1
     )
-    max_new_tokens: int = option(160, "Longest action, in tokens.", low=1)
-    temperature: float = option(1.0, "Sampling temperature; the learner uses the same.", above=0)
+    max_new_tokens: int = option(128, "Longest action, in tokens.", low=1)
+    temperature: float = option(0.7, "Sampling temperature; the learner uses the same.", above=0)
     token_budget: int = option(
-        4096, "Tokens of one micro-batch of the learner; less needs less memory.", low=64
+        1024, "Tokens of one micro-batch of the learner; less needs less memory.", low=64
     )
     checkpoint_every: int = option(1, "Steps between checkpoints; the last step always has one.", low=1)
     seed: int = option(0, "Seeds tasks, starts and sampling.", low=0)

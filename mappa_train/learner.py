@@ -18,7 +18,7 @@ from torch import Tensor
 from torchrl.data import LazyStackStorage, ReplayBuffer, SamplerWithoutReplacement
 
 from mappa_envs.errors import MappaError
-from mappa_train.algorithms.reinforce_pp import ReinforcePPLoss, pack_from, token_logprobs
+from mappa_train.algorithms.reinforce_pp import ReinforcePPLoss, token_logprobs
 from mappa_train.config import Config
 from mappa_train.credit import normalize, token_returns
 from mappa_train.packing import Pack, Sample, make_packs
@@ -218,4 +218,3 @@ def _nothing(lr: float) -> UpdateStats:
     )
 
 
-__all__ = ["AdvantageStats", "Learner", "NumericsError", "pack_from"]

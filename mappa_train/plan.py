@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mappa_envs
 from mappa_train.checkpoint import planned_path
@@ -16,20 +16,23 @@ if TYPE_CHECKING:
     from mappa_envs.pipeline import PipelineEnv
 
 
-def make_env(config: Config, split: str | None = None) -> PipelineEnv:
-    """One environment of these settings; nothing is started before its first reset."""
-    env = mappa_envs.make(
-        config.env,
-        tasks=config.tasks,
-        split=split or config.split,
-        max_actions=(config.max_actions,) * 3,
-        prompt_style=config.prompt_style,
-        coach=config.coach,
-        sandbox=config.sandbox,
-        visibility=config.visibility,
-        handover=config.handover,
-        ground_truth=config.ground_truth,
-    )
+def make_env(config: Config, split: str | None = None, **shared: Any) -> PipelineEnv:
+    """One environment of these settings; nothing is started before its first reset.
+
+    `shared` are tasks, coach or sandbox that several environments use together.
+    """
+    settings = {
+        "tasks": config.tasks,
+        "split": split or config.split,
+        "max_actions": (config.max_actions,) * 3,
+        "prompt_style": config.prompt_style,
+        "coach": config.coach,
+        "sandbox": config.sandbox,
+        "visibility": config.visibility,
+        "handover": config.handover,
+        "ground_truth": config.ground_truth,
+    }
+    env = mappa_envs.make(config.env, **{**settings, **shared})
     if config.max_tasks:
         env.tasks = env.tasks[: config.max_tasks]
     return env

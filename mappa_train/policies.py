@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mappa_envs.errors import ConfigError, boundary
+from mappa_train.engine.cache import use_grouped_attention
 from mappa_train.packing import Pack
 
 
@@ -114,6 +115,7 @@ class LoRAPolicies:
         }
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self._sampler: Any = load_model(folder, dtype, device).requires_grad_(False)
+        use_grouped_attention(self._sampler)
         self._merge = self._find_merges()
 
     def _find_merges(self) -> list[tuple[nn.Parameter, Tensor, Any]]:

@@ -1,9 +1,8 @@
 """What the three roles are told, in two styles.
 
 "full" is for models of a billion parameters and more: duty, contracts and advice, then the conversation.
-"starter" is for a very small model with little context: one user message, which begins with everything that
-all episodes of a role and task have in common (the learner can share that part) and ends with what is
-particular to this moment. It holds a script for exactly this task that does the job, plainly, if copied.
+"starter" is for a very small model with little context: the task, then a worked example as an answer already
+given: a script for exactly this task that does the job, plainly, if copied.
 """
 
 from __future__ import annotations
@@ -126,23 +125,28 @@ def _files(view: View, facts: Facts) -> list[str]:
 def _starter(view: View, spec: TaskSpec, facts: Facts) -> list[Message]:
     seat = view.role.name.rsplit("_", 1)[0]
     code = starter_code(seat, spec, facts.has_numbers)
-    shared = f"{view.task.prompt.strip()}\nExample:\n```python\n{code}\n```\n"
-    now = [_short_files(view, facts)]
+    ask = [view.task.prompt.strip(), _short_files(view, facts)]
     for turn in view.handovers:
         if said := _said(turn):
-            now.append(f"{view.title(turn.agent)}: {said}")
+            ask.append(f"{view.title(turn.agent)}: {said}")
+    again = "Good. Write it again, the same or better."
     if view.own and (last := view.own[-1]).tool is not None:
-        now.append(f"Your last output: {tail(tool_text(last.tool), 200)}")
-    system = f"You are the {view.role.title}. Answer with one Python code block."
-    user = "\n".join([shared, *now, _LAST.get(seat, "Write the code.")])
-    return [Message(role="system", content=system), Message(role="user", content=user)]
+        again = f"Your last output: {tail(tool_text(last.tool), 200)}\n{again}"
+    return [
+        Message(role="system", content=f"You are the {view.role.title}. Answer with one Python code block."),
+        Message(role="user", content="\n".join([*ask, _LAST.get(seat, "Write the code.")])),
+        # As an answer already given, with nothing new after it, the example is copied far more often than
+        # as part of the question.
+        Message(role="assistant", content=f"```python\n{code}\n```"),
+        Message(role="user", content=again),
+    ]
 
 
 def _said(turn: Turn) -> str:
     """The prose of a hand-over and the end of its output. Its code would fill the small context."""
     prose = _FENCED.sub(" ", handover_text(turn.action))
     output = tail(turn.tool.stdout.strip(), 100) if turn.tool else ""
-    return " ".join(f"{prose} {output}".replace("`", "").split())[:300]
+    return " ".join(f"{prose} {output}".replace("`", "").split())[:150]
 
 
 def _short_files(view: View, facts: Facts) -> str:
@@ -174,8 +178,8 @@ def starter_code(seat: str, spec: TaskSpec, has_numbers: bool = True) -> str:
     elif seat == "data_engineer":
         lines = [
             "import pandas as pd",
-            'train = pd.read_csv("train.csv")',
             'test = pd.read_csv("test.csv")',
+            'train = pd.read_csv("train.csv")',
             f'X = test.drop(columns={_quote(spec.id_column)}).select_dtypes("number").fillna(0)',
             'X.to_pickle("X_test.pkl")',
             'train[X.columns].fillna(0).to_pickle("X_train.pkl")',
@@ -188,7 +192,7 @@ def starter_code(seat: str, spec: TaskSpec, has_numbers: bool = True) -> str:
             f"from sklearn.ensemble import {forest}",
             'X = pd.read_pickle("X_train.pkl")',
             'y = pd.read_pickle("y_train.pkl")',
-            f"model = {forest}(50, max_depth=8, random_state=0)",
+            f"model = {forest}(max_depth=8, random_state=0)",
             'pd.to_pickle(model.fit(X, y), "model.pkl")',
         ]
     else:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mappa_train.engine.cache import roomy_cache
 from mappa_train.packing import group_by_prefix
 from mappa_train.policies import Policies
 from mappa_train.types import Generation, GenerationRequest
@@ -64,7 +65,7 @@ class TransformersEngine:
     @torch.inference_mode()
     def _sample(self, model: Any, requests: Sequence[GenerationRequest]) -> list[Generation]:
         device = model.lm_head.weight.device
-        live = _prefill(model, [request.prompt_ids for request in requests])
+        live = _prefill(model, [request.prompt_ids for request in requests], self._max_new_tokens)
         noise = torch.stack([_noise(request.key, self._max_new_tokens) for request in requests]).to(device)
         stop_ids = self._stop_ids.to(device)
         tokens: list[list[int]] = [[] for _ in requests]
@@ -127,14 +128,12 @@ class _Live:
         self.hidden = out.last_hidden_state[:, -1]
 
 
-def _prefill(model: Any, prompts: Sequence[Tensor]) -> _Live:
+def _prefill(model: Any, prompts: Sequence[Tensor], headroom: int = 16) -> _Live:
     """Run shared beginnings once, then the rest of each prompt on a copy of their cache."""
-    from transformers import DynamicCache
-
     device = model.lm_head.weight.device
     groups = group_by_prefix(prompts)
     owner = {i: g for g, (members, _) in enumerate(groups) for i in members}
-    cache = DynamicCache(config=model.config)
+    cache = roomy_cache(model, headroom)
     prefix, prefix_mask = _left_pad([prompts[members[0]][:shared] for members, shared in groups])
     _forward(model, prefix.to(device), prefix_mask.to(device), prefix_mask.to(device), cache)
     rows = torch.tensor([owner[i] for i in range(len(prompts))])

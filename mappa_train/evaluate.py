@@ -1,0 +1,54 @@
+"""Measure a checkpoint: whole pipelines on tasks of a split, no learning, no start in the middle."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from mappa_envs.types import Episode
+from mappa_train.config import Config
+from mappa_train.progress import Progress
+from mappa_train.rollout import collect, plan_step
+from mappa_train.trainer import load_weights, open_team
+
+BATCH = 16
+"""Episodes at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalResult:
+    """The episodes, in order; their outcome is the grader's, whatever the coach thought."""
+
+    episodes: tuple[Episode, ...]
+
+
+def evaluate(
+    config: Config, checkpoint: Path, *, split: str, episodes: int, progress: Progress
+) -> EvalResult:
+    """Play `episodes` whole episodes with the weights of a checkpoint, the tasks in turn."""
+    done: list[Episode] = []
+    with closing(open_team(config, split=split, num_envs=min(BATCH, episodes))) as team:
+        load_weights(checkpoint, team.policies)
+        plans = plan_step(
+            1,
+            num_episodes=episodes,
+            samples_per_task=1,
+            task_ids=[task.task_id for task in team.envs[0].tasks],
+            team=team.envs[0].possible_agents,
+            exploring_starts=0.0,
+            seed=config.seed,
+        )
+        for start in range(0, episodes, BATCH):
+            batch = plans[start : start + BATCH]
+            rollouts, _ = collect(
+                batch,
+                envs=team.envs[: len(batch)],
+                engine=team.engine,
+                tokenizer=team.tokenizer,
+                seed=config.seed,
+                step=0,
+            )
+            done += [rollout.episode for rollout in rollouts]
+            progress.phase("rollout", len(done), episodes)
+    return EvalResult(episodes=tuple(done))

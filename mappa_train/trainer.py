@@ -1,0 +1,243 @@
+"""The training loop, top to bottom: collect episodes, credit, update, record, checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from mappa_envs.errors import ConfigError, UnavailableError
+from mappa_envs.pipeline import PipelineEnv
+from mappa_envs.sandbox import Sandbox, open_sandbox
+from mappa_train.checkpoint import Checkpoint, RunFolder
+from mappa_train.config import Config
+from mappa_train.credit import returns
+from mappa_train.engine.base import Engine
+from mappa_train.engine.transformers import TransformersEngine
+from mappa_train.learner import AdvantageStats, Learner
+from mappa_train.metrics import EventWriter, MetricKeys, step_metrics
+from mappa_train.model import load_pretrained
+from mappa_train.plan import make_env
+from mappa_train.policies import FullPolicies, LoRAPolicies, Policies
+from mappa_train.progress import Progress
+from mappa_train.report import write_report
+from mappa_train.rollout import RolloutTimes, collect, plan_step
+from mappa_train.tokens import ChatTokenizer
+from mappa_train.types import EpisodeRollout, SampleCredit, UpdateStats
+
+log = logging.getLogger(__name__)
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass(kw_only=True)
+class Team:
+    """Everything that acts: policies, what samples from them, and the environments they act in."""
+
+    policies: Policies
+    engine: Engine
+    tokenizer: ChatTokenizer
+    envs: Sequence[PipelineEnv]
+    sandbox: Sandbox
+
+    def close(self) -> None:
+        """Stop the sandbox and everything in it."""
+        asyncio.run(self.sandbox.close())
+
+
+def open_team(config: Config, *, split: str | None = None, num_envs: int) -> Team:
+    """Load the model, start the sandbox and make the environments, which share both."""
+    folder = load_pretrained(config.model).folder
+    first = make_env(config, split)
+    sandbox = open_sandbox(config.sandbox)
+    shared: dict[str, Any] = {"tasks": first.tasks, "sandbox": sandbox, "coach": first.coach}
+    envs = [make_env(config, split, **shared) for _ in range(num_envs)]
+    agents = first.possible_agents
+    tokenizer = ChatTokenizer(folder)
+    policies: Policies = (
+        LoRAPolicies(folder, agents, config.lora_rank, config.lora_alpha, config.seed)
+        if config.policy == "lora"
+        else FullPolicies(folder, agents)
+    )
+    engine = TransformersEngine(
+        policies,
+        tokenizer.stop_ids,
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+    )
+    return Team(policies=policies, engine=engine, tokenizer=tokenizer, envs=envs, sandbox=sandbox)
+
+
+def train(config: Config, run: RunFolder, progress: Progress, resume: bool = False) -> None:
+    """Train a team and leave everything about it in the run folder.
+
+    Raises `UnavailableError` when the coach left more than `max_unscored` of a step's actions unscored;
+    whatever was finished is in a checkpoint then, as after an interruption.
+    """
+    with closing(open_team(config, num_envs=config.episodes_per_step)) as team:
+        learner = Learner(team.policies, config)
+        done = _restore(run.load(), run, team.policies, learner) if resume else 0
+        saved = done
+        keys = MetricKeys.of(team.envs[0].possible_agents, team.envs[0].tasks)
+        progress.start(config.steps, keys.agents, first_step=done + 1)
+        with closing(EventWriter(run.events_path, done)) as events:
+            try:
+                for step in range(done + 1, config.steps + 1):
+                    line = _step(step, config, run, team, learner, keys, progress)
+                    events.write(line)
+                    done = step
+                    if step % config.checkpoint_every == 0 or step == config.steps:
+                        _save(run, step, team.policies, learner)
+                        saved = step
+                    write_report(run.path)
+                    progress.step(line)
+            finally:
+                if done > saved:
+                    _save(run, done, team.policies, learner)
+    lines = run.read_metrics()
+    progress.finish(lines[0], lines[-1], run.path)
+
+
+def _step(
+    step: int,
+    config: Config,
+    run: RunFolder,
+    team: Team,
+    learner: Learner,
+    keys: MetricKeys,
+    progress: Progress,
+) -> dict[str, float | int | None]:
+    start = time.perf_counter()
+    # One seed a step: a resumed run shuffles its minibatches as the uninterrupted one would.
+    torch.manual_seed(config.seed * 1_000_003 + step)
+    team.engine.sync(learner.version)
+    rollouts, times = _rollout(step, config, team, progress)
+    _check_scored(step, config, rollouts)
+    progress.phase("learn", 0, 1)
+    learning = time.perf_counter()
+    samples = credit_samples(rollouts, config)
+    updates, advantages = learner.update(samples)
+    learn_s = time.perf_counter() - learning
+    line = _line(step, rollouts, samples, updates, advantages, keys, times, learn_s, start)
+    run.append_episodes(step, rollouts)
+    run.append_metrics(line)
+    return line
+
+
+def _rollout(
+    step: int, config: Config, team: Team, progress: Progress
+) -> tuple[list[EpisodeRollout], RolloutTimes]:
+    progress.phase("rollout", 0, config.episodes_per_step)
+    plans = plan_step(
+        step,
+        num_episodes=config.episodes_per_step,
+        samples_per_task=config.samples_per_task,
+        task_ids=[task.task_id for task in team.envs[0].tasks],
+        team=team.envs[0].possible_agents,
+        exploring_starts=config.exploring_starts,
+        seed=config.seed,
+    )
+    return collect(
+        plans,
+        envs=team.envs,
+        engine=team.engine,
+        tokenizer=team.tokenizer,
+        seed=config.seed,
+        step=step,
+        on_done=lambda done, total: progress.phase("rollout", done, total),
+    )
+
+
+def credit_samples(rollouts: Sequence[EpisodeRollout], config: Config) -> list[SampleCredit]:
+    """Every action of the step with its return; None for what learning leaves out."""
+    samples = []
+    for rollout in rollouts:
+        turns = rollout.episode.turns
+        scored = torch.tensor([turn.final_score is not None for turn in turns])
+        rewards = torch.tensor([(turn.final_score or 0.0) / 10 for turn in turns])
+        if config.returns == "outcome":
+            rewards = torch.full((len(turns),), rollout.episode.outcome or 0.0)
+            scored = torch.ones_like(scored)
+        values = returns(rewards, scored, config.gamma, config.returns)
+        for action in rollout.actions:
+            masked = config.truncated == "mask" and action.generation.truncated
+            left_out = masked or not bool(scored[action.turn])
+            samples.append(
+                SampleCredit(
+                    action=action,
+                    task_type=rollout.episode.task_type,
+                    episode_index=rollout.index,
+                    ret=None if left_out else float(values[action.turn]),
+                )
+            )
+    return samples
+
+
+def _check_scored(step: int, config: Config, rollouts: Sequence[EpisodeRollout]) -> None:
+    turns = [turn for rollout in rollouts for turn in rollout.episode.turns]
+    unscored = [turn for turn in turns if turn.final_score is None]
+    if len(unscored) > config.max_unscored * len(turns):
+        why = unscored[0].unscored_reason
+        raise UnavailableError(
+            f"step {step}: the coach left {len(unscored)} of {len(turns)} actions unscored, more than "
+            f"--max-unscored {config.max_unscored:g} allows. The first: {why}. Mend the coach, then resume"
+        )
+
+
+def _line(
+    step: int,
+    rollouts: Sequence[EpisodeRollout],
+    samples: Sequence[SampleCredit],
+    updates: dict[str, UpdateStats],
+    advantages: AdvantageStats,
+    keys: MetricKeys,
+    times: RolloutTimes,
+    learn_s: float,
+    start: float,
+) -> dict[str, float | int | None]:
+    known = [sample.ret for sample in samples if sample.ret is not None]
+    return step_metrics(
+        step,
+        rollouts,
+        updates,
+        keys=keys,
+        return_mean=sum(known) / len(known) if known else None,
+        adv_mean=advantages.mean,
+        adv_std=advantages.std,
+        timings={"rollout": times.rollout, "learn": learn_s, "sync": 0.0},
+        time_s=time.perf_counter() - start,
+    )
+
+
+def _save(run: RunFolder, step: int, policies: Policies, learner: Learner) -> None:
+    def writer(agent: str) -> Any:
+        return lambda folder: save_file(policies.state(agent), folder / WEIGHTS)
+
+    state = {"learner": learner.state(), "rng": torch.get_rng_state(), "cursor": step}
+    run.save(step, {agent: writer(agent) for agent in policies.agents}, state)
+
+
+def load_weights(checkpoint: Path, policies: Policies) -> None:
+    """Put a checkpoint's weights into the policies. Raises `ConfigError` if an agent is missing."""
+    for agent in policies.agents:
+        path = checkpoint / agent / WEIGHTS
+        if not path.is_file():
+            raise ConfigError(f"{path}: the checkpoint has no weights of {agent}")
+        policies.load_state(agent, load_file(path))
+
+
+def _restore(checkpoint: Checkpoint, run: RunFolder, policies: Policies, learner: Learner) -> int:
+    load_weights(checkpoint.folder, policies)
+    learner.load_state(checkpoint.state["learner"])
+    torch.set_rng_state(checkpoint.state["rng"])
+    run.truncate(checkpoint.step)
+    return checkpoint.step
+
+
