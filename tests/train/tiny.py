@@ -44,7 +44,8 @@ def make_model(folder: Path, seed: int = 0) -> Path:
         eos_token_id=STOP,
         tie_word_embeddings=False,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    # Numbers that bf16 can hold: the frozen base of the learner (bf16) and the sampler (fp32) are then equal.
+    LlamaForCausalLM(config).bfloat16().float().save_pretrained(folder)
     words = Tokenizer(models.WordLevel({word: k for k, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="<end>")
