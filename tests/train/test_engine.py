@@ -29,7 +29,7 @@ from mappa_train.engine.transformers import _draw, _noise, _prefill
 from mappa_train.policies import FullPolicies, LoRAPolicies
 from mappa_train.types import GenerationRequest
 
-STOPS = (STOP, 5, 6, 7)
+STOPS = (STOP, *range(5, 13))
 """Several ids that end an action, so that sequences of a batch end at different places."""
 
 
@@ -216,7 +216,7 @@ def test_cache_and_attention_equal_the_library_also_after_compaction(folder: Pat
     generator = torch.Generator().manual_seed(1)
     prompts = [request.prompt_ids for request in make_requests(6, agents=("a_0",))]
     live = _prefill(fast, prompts, headroom=2)
-    sequences = {k: prompt for k, prompt in enumerate(prompts)}
+    sequences = dict(enumerate(prompts))
     for place in range(8):
         for row, hidden in zip(live.rows.tolist(), live.hidden, strict=True):
             wanted = plain.model(input_ids=sequences[row][None]).last_hidden_state[0, -1]

@@ -11,6 +11,7 @@ import torch
 
 from mappa_train.config import Config, resolve
 from mappa_train.engine.transformers import TransformersEngine
+from mappa_train.packing import Pack
 from mappa_train.policies import FullPolicies, LoRAPolicies, load_model
 from mappa_train.types import Action, Generation, GenerationRequest, SampleCredit
 
@@ -60,7 +61,7 @@ def plain_model(folder: Path) -> Any:
 
 
 def make_policies(folder: Path, agents: Sequence[str] = AGENTS) -> LoRAPolicies:
-    return LoRAPolicies(folder, agents, rank=4, alpha=8.0, seed=0)
+    return LoRAPolicies(folder, agents, rank=4, alpha=8, seed=0)
 
 
 def make_engine(policies: LoRAPolicies | FullPolicies, **options: Any) -> TransformersEngine:
@@ -130,8 +131,19 @@ def alone(model: Any, prompt: torch.Tensor, response: torch.Tensor, temperature:
 @contextlib.contextmanager
 def no_autocast(monkeypatch: Any) -> Iterator[None]:
     """Run the learner in fp32, so that only its arithmetic's order is left to differ."""
+
+    def hidden_states(model: Any, pack: Pack) -> torch.Tensor:
+        out = model.model(
+            input_ids=pack.ids[None],
+            position_ids=pack.positions[None],
+            attention_mask=pack.mask(),
+            use_cache=False,
+        )
+        return out.last_hidden_state[0][pack.predictors]
+
     with monkeypatch.context() as patch:
         patch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
+        patch.setattr("mappa_train.algorithms.reinforce_pp.hidden_states", hidden_states)
         yield
 
 
