@@ -1,6 +1,6 @@
 """One episode of `dsbench-v0` with scripted experts: no model, no torch, a few seconds.
 
-    python examples/expert_team.py
+python examples/expert_team.py
 """
 
 import mappa_envs

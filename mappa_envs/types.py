@@ -168,8 +168,8 @@ class Outcome:
 class Episode:
     """One team attempt at one task.
 
-    `outcome` and what follows it are the grader's `Outcome`, None or empty until the end. `start_role` is set when the episode began in the middle, on
-    artifacts of the scripted expert.
+    `outcome` and what follows it are the grader's `Outcome`, None or empty until the end. `start_role` is
+    set when the episode began in the middle, on artifacts of the scripted expert.
     """
 
     env_id: str
@@ -188,12 +188,14 @@ class Episode:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return _episode_adapter().dump_json(self).decode()
+        line: str = _episode_adapter().dump_json(self).decode()
+        return line
 
     @staticmethod
     def from_json(line: str) -> Episode:
         """The inverse of `to_json`. Raises `pydantic.ValidationError` on a malformed line."""
-        return _episode_adapter().validate_json(line)
+        episode: Episode = _episode_adapter().validate_json(line)
+        return episode
 
 
 @lru_cache(maxsize=1)

@@ -46,9 +46,7 @@ class Config:
         "at agents × 16 bytes a parameter.",
     )
     lora_rank: int = option(16, "Rank of each agent's adapter; more learns more and costs more.", low=1)
-    lora_alpha: float = option(
-        32.0, "Scale of the adapter: its update is multiplied by alpha / rank.", above=0
-    )
+    lora_alpha: int = option(32, "Scale of the adapter: its update is multiplied by alpha / rank.", low=1)
     engine: Literal["auto", "transformers"] = option("auto", "What samples. auto takes transformers here.")
     coach: str = option("rubric", "Who scores: rubric (offline, deterministic) or a registered coach.")
     sandbox: Literal["auto", "namespace"] = option(

@@ -96,9 +96,10 @@ class Learner:
         records = []
         for pack in packs:
             model = self._policies.activate(agent)
-            old, entropy = token_logprobs(model, pack, self._config.temperature)
+            old, entropy = token_logprobs(model, pack, self._config.temperature, entropy=True)
             with self._policies.reference() as reference:
                 ref, _ = token_logprobs(reference, pack, self._config.temperature)
+            assert entropy is not None
             records.append(_record(pack, samples, old, ref, entropy))
         kl = max((float((r["old_logprobs"] - r["ref_logprobs"]).abs().max()) for r in records), default=0.0)
         if self.version == 0 and kl > MAX_DRIFT:
@@ -154,14 +155,18 @@ class Learner:
         steps = math.ceil(len(records) / math.ceil(len(records) / config.minibatches)) * config.epochs
         for step in range(steps):
             batch = buffer.sample()
-            losses.append(self._backward(agent, loss_module, batch, first=step == 0, tally=(counts := [0, 0])))
+            losses.append(
+                self._backward(agent, loss_module, batch, first=step == 0, tally=(counts := [0, 0]))
+            )
             clipped, trained = clipped + counts[0], trained + counts[1]
             norms.append(
                 float(torch.nn.utils.clip_grad_norm_(self._policies.parameters(agent), config.max_grad_norm))
             )
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        every = {key: torch.cat([r[key] for r in records]) for key in ("old_logprobs", "ref_logprobs", "entropy")}
+        every = {
+            key: torch.cat([r[key] for r in records]) for key in ("old_logprobs", "ref_logprobs", "entropy")
+        }
         return UpdateStats(
             num_tokens=len(every["entropy"]),
             num_actions=num_actions,
@@ -193,7 +198,9 @@ class Learner:
         return total
 
 
-def _record(pack: Pack, samples: Sequence[SampleCredit], old: Tensor, ref: Tensor, entropy: Tensor) -> TensorDict:
+def _record(
+    pack: Pack, samples: Sequence[SampleCredit], old: Tensor, ref: Tensor, entropy: Tensor
+) -> TensorDict:
     sampler = torch.cat([samples[k].action.generation.logprobs for k in pack.members])
     return TensorDict(
         ids=pack.ids,
@@ -216,5 +223,3 @@ def _nothing(lr: float) -> UpdateStats:
     return UpdateStats(
         num_tokens=0, num_actions=0, loss=None, kl=None, clipfrac=None, entropy=None, grad_norm=None, lr=lr
     )
-
-

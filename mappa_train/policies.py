@@ -31,7 +31,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 
     with boundary(ConfigError, f"{folder}: not a causal language model", OSError, ValueError):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-    return model.to(device).eval()
+    placed: Any = model
+    return placed.to(device).eval()
 
 
 def hidden_states(model: Any, pack: Pack) -> Tensor:
@@ -42,11 +43,13 @@ def hidden_states(model: Any, pack: Pack) -> Tensor:
     """
     body = model.get_base_model() if hasattr(model, "get_base_model") else model
     device = body.lm_head.weight.device
+    # Additive and in the type of the keys: a bool mask would be turned into one again in every layer.
+    mask = torch.zeros((), dtype=torch.bfloat16).where(pack.mask(), -torch.inf)
     with torch.autocast(device.type, dtype=torch.bfloat16):
         out = body.model(
             input_ids=pack.ids[None].to(device),
             position_ids=pack.positions[None].to(device),
-            attention_mask=pack.mask().to(device),
+            attention_mask=mask.to(device),
             use_cache=False,
         )
     hidden: Tensor = out.last_hidden_state[0]
@@ -91,7 +94,7 @@ class LoRAPolicies:
     several times faster than running adapter layers token by token.
     """
 
-    def __init__(self, folder: Path, agents: Sequence[str], rank: int, alpha: float, seed: int) -> None:
+    def __init__(self, folder: Path, agents: Sequence[str], rank: int, alpha: int, seed: int) -> None:
         from peft import LoraConfig, get_peft_model
 
         self.agents = tuple(agents)
@@ -108,6 +111,10 @@ class LoRAPolicies:
         for agent in self.agents[1:]:
             self._model.add_adapter(agent, config())
         self._model.eval()
+        for module in self._model.modules():
+            if hasattr(module, "cast_input_dtype_enabled"):
+                # Under autocast the cast of every input to fp32 and back would only cost time.
+                module.cast_input_dtype_enabled = False
         # Built once from explicit names: set_adapter flips requires_grad, so no filter on that is safe.
         self._parameters = {
             agent: [p for name, p in self._model.named_parameters() if f".{agent}." in name]
@@ -190,5 +197,7 @@ class FullPolicies:
     def load_state(self, agent: str, state: dict[str, Tensor]) -> None:
         missing, unexpected = self._models[agent].load_state_dict(state, strict=False)
         if unexpected or set(missing) - {"lm_head.weight"}:
-            raise ConfigError(f"checkpoint of {agent} does not fit: missing {missing}, unexpected {unexpected}")
+            raise ConfigError(
+                f"checkpoint of {agent} does not fit: missing {missing}, unexpected {unexpected}"
+            )
         self._models[agent].tie_weights()

@@ -24,7 +24,9 @@ class ChatTokenizer:
         with boundary(ConfigError, f"{folder}: no tokenizer", OSError, ValueError):
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         if not self._tokenizer.chat_template:
-            raise ConfigError(f"{folder}: the tokenizer has no chat template; take an instruction-tuned model")
+            raise ConfigError(
+                f"{folder}: the tokenizer has no chat template; take an instruction-tuned model"
+            )
         stops = {self._tokenizer.eos_token_id}
         if (folder / "generation_config.json").is_file():
             extra = GenerationConfig.from_pretrained(folder).eos_token_id

@@ -239,5 +239,3 @@ def _restore(checkpoint: Checkpoint, run: RunFolder, policies: Policies, learner
     torch.set_rng_state(checkpoint.state["rng"])
     run.truncate(checkpoint.step)
     return checkpoint.step
-
-

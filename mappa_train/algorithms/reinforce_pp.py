@@ -36,8 +36,10 @@ def pack_from(record: TensorDictBase) -> Pack:
     )
 
 
-def token_logprobs(model: Any, pack: Pack, temperature: float) -> tuple[Tensor, Tensor]:
-    """log π(target) and the entropy at each response token of the pack: float32 [t] each.
+def token_logprobs(
+    model: Any, pack: Pack, temperature: float, *, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """log π(target) at each response token of the pack, float32 [t]; and the entropy there, if asked for.
 
     Logits are made for response tokens only, in chunks that the backward pass makes again.
     """
@@ -46,22 +48,22 @@ def token_logprobs(model: Any, pack: Pack, temperature: float) -> tuple[Tensor, 
     hidden = hidden_states(model, pack)
     targets = pack.targets.to(hidden.device)
 
-    def chunk(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    def chunk(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         with torch.autocast(h.device.type, dtype=torch.bfloat16):
             logits = h @ head.t()
-        logprobs = (logits.float() / temperature).log_softmax(dim=-1)
-        with torch.no_grad():
-            entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
-        return logprobs.gather(1, t[:, None])[:, 0], entropy
+        logits = logits.float() / temperature
+        total = logits.logsumexp(dim=-1)
+        spread = total - ((logits - total[:, None]).exp() * logits).sum(dim=-1) if entropy else None
+        return logits.gather(1, t[:, None])[:, 0] - total, spread
 
     parts = [
         checkpoint(chunk, h, t, use_reentrant=False) if torch.is_grad_enabled() else chunk(h, t)
-        for h, t in zip(hidden.split(LOGIT_CHUNK), targets.split(LOGIT_CHUNK), strict=True)
+        for h, t in zip(torch.split(hidden, LOGIT_CHUNK), torch.split(targets, LOGIT_CHUNK), strict=True)
     ]
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]) if entropy else None
 
 
-class ReinforcePPLoss(LossModule):
+class ReinforcePPLoss(LossModule):  # type: ignore[misc]  # untyped base
     """Loss of one micro-batch (pack) of one agent.
 
     L = −Σ_t w_t · min(ρ_t A_t, clip(ρ_t, 1−ε, 1+ε) A_t) / N, with ρ_t = π / π_old and the detached weight

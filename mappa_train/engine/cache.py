@@ -18,15 +18,17 @@ from transformers.masking_utils import sdpa_mask
 ATTENTION = "mappa_grouped"
 
 
-class _RoomyLayer(DynamicLayer):
+class _RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # untyped base
     """Writes into a buffer with room for `headroom` more tokens; `keys` and `values` are views of it."""
 
     def __init__(self, headroom: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._headroom = headroom
         self._buffers: tuple[Tensor, Tensor] | None = None
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         old = self.get_seq_length()
@@ -35,7 +37,7 @@ class _RoomyLayer(DynamicLayer):
             batch, heads, _, width = key_states.shape
             room = (batch, heads, new + self._headroom, width)
             buffers = (key_states.new_empty(room), value_states.new_empty(room))
-            if old:
+            if self.keys is not None and self.values is not None and old:
                 buffers[0][:, :, :old] = self.keys
                 buffers[1][:, :, :old] = self.values
             self._buffers = buffers
@@ -54,9 +56,7 @@ class _RoomyLayer(DynamicLayer):
 def roomy_cache(model: Any, headroom: int) -> DynamicCache:
     """An empty cache for the model that grows in steps of `headroom` tokens."""
     cache = DynamicCache(config=model.config)
-    cache.layers = [
-        _RoomyLayer(headroom) if type(layer) is DynamicLayer else layer for layer in cache.layers
-    ]
+    cache.layers = [_RoomyLayer(headroom) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 

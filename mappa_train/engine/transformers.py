@@ -77,7 +77,9 @@ class TransformersEngine:
             logits = model.lm_head(live.hidden).float() / self._temperature
             token, logprob = _draw(logits, noise[live.rows, place])
             done = torch.isin(token, stop_ids).tolist()
-            for row, t, lp, end in zip(live.rows.tolist(), token.tolist(), logprob.tolist(), done, strict=True):
+            for row, t, lp, end in zip(
+                live.rows.tolist(), token.tolist(), logprob.tolist(), done, strict=True
+            ):
                 if not stopped[row]:
                     tokens[row].append(t)
                     logprobs[row].append(lp)
@@ -173,7 +175,7 @@ def _left_pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def _draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Invert the cumulative distribution: one uniform number a token, float64."""
     logprobs = logits.log_softmax(dim=-1)
-    edges = logprobs.double().exp().cumsum(dim=-1)
+    edges = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
     point = uniform[:, None] * edges[:, -1:]
     token = torch.searchsorted(edges, point, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
     return token, logprobs.gather(1, token[:, None])[:, 0]
