@@ -1,0 +1,288 @@
+"""Episodes side by side: which prompts are sampled together depends on the episodes alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mappa_envs.errors import SandboxError
+from mappa_envs.pipeline import PipelineEnv
+from mappa_envs.sandbox.base import Workspace
+from mappa_envs.testing import FakeCoach, FakeSandbox
+from mappa_envs.types import Artifact, Episode, Message, Outcome, Role, StopReason, Task, ToolResult
+from mappa_envs.view import View
+from mappa_train.rollout import EpisodePlan, collect, plan_step
+from mappa_train.types import EpisodeRollout, Generation, GenerationRequest
+
+TEAM = ("writer_0", "checker_0")
+TASKS = tuple(f"task{k}" for k in range(5))
+
+
+class TwoEnv(PipelineEnv):
+    """A writer and a checker without required files; every call takes as long as `delays` says."""
+
+    env_id = "two-v0"
+
+    def __init__(self, delays: Sequence[float] = (0.0,), **options: Any) -> None:
+        roles = [Role(name=name, title=name, duty="Work.") for name in TEAM]
+        tasks = [Task(task_id=name, task_type="toy", split="train", prompt=f"Do {name}.") for name in TASKS]
+        self.delays, self.calls = delays, 0
+        super().__init__(roles, tasks, **options)
+
+    async def _wait(self) -> None:
+        self.calls += 1
+        await asyncio.sleep(self.delays[self.calls % len(self.delays)])
+
+    async def areset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+        await self._wait()
+        await super().areset(seed, options)
+
+    async def astep(self, action: Any) -> None:
+        await self._wait()
+        await super().astep(action)
+
+    def build_messages(self, view: View) -> Sequence[Message]:
+        said = " ".join(turn.action for turn in view.handovers)
+        return [Message(role="user", content=f"{view.task.prompt} {said}")]
+
+    async def inspect(self, workspace: Workspace, task: Task, paths: Sequence[str]) -> Mapping[str, Artifact]:
+        return {}
+
+    async def lay_start(self, workspace: Workspace, task: Task, upstream: Sequence[Role]) -> None:
+        pass
+
+    async def grade(self, workspace: Workspace, task: Task, episode: Episode) -> Outcome:
+        return Outcome(value=1.0, success=True, code="ok")
+
+
+class Letters:
+    """A tokenizer of code points; what was sampled decodes to a message with code."""
+
+    stop_ids = (0,)
+
+    def encode(self, messages: Sequence[Mapping[str, str]]) -> Tensor:
+        return torch.tensor([ord(letter) for letter in "".join(m["content"] for m in messages)])
+
+    def decode(self, ids: Tensor) -> str:
+        return f"I work.\n```python\nprint({ids.tolist()})\n```"
+
+
+class FakeEngine:
+    """Answers from the key and the prompt; keeps the batches."""
+
+    def __init__(self, fail: Callable[[int], None] = lambda call: None) -> None:
+        self.batches: list[list[GenerationRequest]] = []
+        self.fail = fail
+        self.cancelled = 0
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        self.batches.append(list(requests))
+        self.fail(len(self.batches))
+        return [
+            Generation(
+                token_ids=torch.tensor([*request.key, int(request.prompt_ids.sum()) % 97]),
+                logprobs=torch.zeros(5),
+                truncated=False,
+                policy_version=0,
+            )
+            for request in requests
+        ]
+
+    def sync(self, version: int) -> None: ...
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+def make_plans(starts: Sequence[str | None]) -> list[EpisodePlan]:
+    return [EpisodePlan(index=k, task_id=TASKS[k % 5], start_role=start) for k, start in enumerate(starts)]
+
+
+def run(
+    plans: Sequence[EpisodePlan],
+    engine: FakeEngine,
+    delays: Sequence[Sequence[float]] = ((0.0,),),
+    script: Callable[..., ToolResult] | None = None,
+    **options: Any,
+) -> list[EpisodeRollout]:
+    sandbox = FakeSandbox(script=script)
+    coach = FakeCoach(lambda request: len(request.turn.action) % 11)
+    envs = [TwoEnv(delays[k % len(delays)], coach=coach, sandbox=sandbox) for k in range(len(plans))]
+    rollouts, _ = collect(
+        plans,
+        envs=envs,
+        engine=engine,
+        tokenizer=Letters(),
+        seed=7,
+        step=3,
+        **options,  # type: ignore[arg-type]
+    )
+    return rollouts
+
+
+def facts(rollouts: Sequence[EpisodeRollout]) -> list[Any]:
+    """Everything of the rollouts but times."""
+    return [
+        (
+            r.index,
+            r.episode.task_id,
+            r.episode.start_role,
+            [(t.agent, t.action, t.final_score) for t in r.episode.turns],
+            [(a.agent, a.turn, a.prompt_ids.tolist(), a.generation.token_ids.tolist()) for a in r.actions],
+        )
+        for r in rollouts
+    ]
+
+
+def test_prompts_are_sampled_by_agent_when_all_wait() -> None:
+    engine = FakeEngine()
+    run(make_plans([None] * 4), engine)
+    assert [[r.agent for r in batch] for batch in engine.batches] == [[TEAM[0]] * 4, [TEAM[1]] * 4]
+    assert [[r.key for r in batch] for batch in engine.batches] == [
+        [(7, 3, k, turn) for k in range(4)] for turn in (0, 1)
+    ]
+
+
+def test_a_later_agent_waits_for_the_earlier_ones() -> None:
+    """Two episodes start at the checker; they are sampled with the others' checkers, in one batch."""
+    engine = FakeEngine()
+    run(make_plans([None, TEAM[1], None, TEAM[1]]), engine)
+    assert [[(r.agent, r.key[2]) for r in batch] for batch in engine.batches] == [
+        [(TEAM[0], 0), (TEAM[0], 2)],
+        [(TEAM[1], k) for k in range(4)],
+    ]
+
+
+def test_delays_of_environments_change_nothing() -> None:
+    plans = make_plans([None, TEAM[1], None, None])
+    quiet, jittery = FakeEngine(), FakeEngine()
+    a = run(plans, quiet)
+    b = run(plans, jittery, delays=[(0.03, 0.0), (0.0, 0.02), (0.01, 0.0, 0.02), (0.0,)])
+    assert facts(a) == facts(b)
+    keys = [[[r.key for r in batch] for batch in engine.batches] for engine in (quiet, jittery)]
+    assert keys[0] == keys[1]
+
+
+def test_rollouts_hold_what_was_sampled_in_plan_order() -> None:
+    engine = FakeEngine()
+    plans = make_plans([None, TEAM[1], None])[::-1]
+    rollouts = run(plans, engine)
+    assert [r.index for r in rollouts] == [2, 1, 0]
+    assert [r.episode.task_id for r in rollouts] == [plan.task_id for plan in plans]
+    asked = {r.key: r for batch in engine.batches for r in batch}
+    assert [r.episode.seed for r in rollouts] == [9, 8, 7]
+    for rollout in rollouts:
+        assert [a.turn for a in rollout.actions] == [t.index for t in rollout.episode.turns]
+        for action in rollout.actions:
+            request = asked[(7, 3, rollout.index, action.turn)]
+            assert torch.equal(action.prompt_ids, request.prompt_ids)
+            assert rollout.episode.turns[action.turn].action == Letters().decode(action.generation.token_ids)
+    assert sum(len(r.actions) for r in rollouts) == len(asked)
+
+
+def test_progress_counts_episodes() -> None:
+    told: list[tuple[int, int]] = []
+    run(make_plans([None] * 3), FakeEngine(), on_done=lambda done, total: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def failing(times: int) -> Callable[..., ToolResult]:
+    """A sandbox that breaks on the first `times` runs of episode 1."""
+    left = [times]
+
+    def script(blocks: Sequence[str], files: dict[str, bytes]) -> ToolResult:
+        if "[7, 3, 1," in blocks[0] and left[0]:
+            left[0] -= 1
+            raise SandboxError("the worker is gone")
+        return ToolResult(stdout="done")
+
+    return script
+
+
+def test_an_episode_whose_sandbox_failed_is_run_again() -> None:
+    engine = FakeEngine()
+    plans = make_plans([None] * 3)
+    rollouts = run(plans, engine, script=failing(2))
+    assert [r.episode.stop_reason for r in rollouts] == [StopReason.DONE] * 3
+    assert [len(r.actions) for r in rollouts] == [2, 2, 2]
+    asked = Counter(r.key for batch in engine.batches for r in batch)
+    assert asked == {(7, 3, k, turn): 3 if (k, turn) == (1, 0) else 1 for k in range(3) for turn in (0, 1)}
+    assert facts(rollouts) == facts(run(plans, FakeEngine(), script=failing(0)))
+
+
+def test_a_sandbox_that_fails_always_ends_the_run() -> None:
+    engine = FakeEngine()
+    with pytest.raises(SandboxError, match="episode 1"):
+        run(make_plans([None] * 3), engine, script=failing(99))
+    assert engine.cancelled == 1
+
+
+def test_an_error_of_the_engine_comes_out_as_it_is() -> None:
+    def fail(call: int) -> None:
+        if call == 2:
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run(make_plans([None] * 3), FakeEngine(fail))
+
+
+def plan(step: int = 1, **changes: Any) -> list[EpisodePlan]:
+    known: dict[str, Any] = {
+        "num_episodes": 12,
+        "samples_per_task": 4,
+        "task_ids": TASKS,
+        "team": TEAM,
+        "exploring_starts": 0.5,
+        "seed": 0,
+    }
+    return plan_step(step, **(known | changes))
+
+
+def test_plans_are_a_pure_function() -> None:
+    state = torch.get_rng_state()
+    first = plan(3)
+    plan(1)
+    assert plan(3) == first
+    assert plan(3, seed=1) != first
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_tasks_come_in_groups_in_a_row() -> None:
+    names = [p.task_id for p in plan()]
+    assert [names[k : k + 4] for k in (0, 4, 8)] == [[names[k]] * 4 for k in (0, 4, 8)]
+    assert len(set(names)) == 3
+
+
+def test_the_last_group_may_be_smaller_and_the_size_is_capped() -> None:
+    sizes = Counter(p.task_id for p in plan(num_episodes=10))
+    assert sorted(sizes.values()) == [2, 4, 4]
+    assert len({p.task_id for p in plan(num_episodes=3, samples_per_task=8)}) == 1
+
+
+def test_indices_count_on_over_steps() -> None:
+    assert [p.index for step in (1, 2, 3) for p in plan(step)] == list(range(36))
+
+
+def test_every_pass_sees_all_tasks_in_another_order() -> None:
+    walk = [plan(step, num_episodes=1, samples_per_task=1)[0].task_id for step in range(1, 51)]
+    passes = [walk[k : k + 5] for k in range(0, 50, 5)]
+    assert all(sorted(names) == sorted(TASKS) for names in passes)
+    assert len({tuple(names) for names in passes}) > 3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_share_of_exploring_starts(share: float) -> None:
+    """Each episode is drawn with this probability (4 standard errors of 1200), then each role alike."""
+    plans = [p for step in range(1, 101) for p in plan(step, exploring_starts=share)]
+    drawn = [p.start_role for p in plans if p.start_role is not None]
+    assert abs(len(drawn) / len(plans) - share) <= 4 * (share * (1 - share) / len(plans)) ** 0.5
+    if drawn:
+        counts = Counter(drawn)
+        assert set(counts) == set(TEAM)
+        assert abs(counts[TEAM[0]] / len(drawn) - 0.5) <= 4 * (0.25 / len(drawn)) ** 0.5

@@ -1,0 +1,224 @@
+"""The loop from end to end: a tiny model, a sandbox that runs nothing, a coach that reads the text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import make_model
+
+from mappa_envs.coach.base import CoachRequest
+from mappa_envs.errors import CoachError, ConfigError, UnavailableError
+from mappa_envs.testing import FakeCoach, FakeSandbox
+from mappa_train import trainer
+from mappa_train.checkpoint import RunFolder
+from mappa_train.config import Config, resolve
+from mappa_train.plan import make_env
+from mappa_train.policies import LoRAPolicies
+from mappa_train.progress import SilentProgress
+
+AGENTS = ("data_engineer_0", "modeler_0", "analyst_0")
+OVERALL = (
+    *(
+        "step",
+        "time_s",
+        "episodes",
+        "actions",
+        "unscored",
+        "score/mean",
+        "return/mean",
+        "adv/mean",
+        "adv/std",
+    ),
+    *("outcome/success", "tokens/generated", "tokens/trained", "throughput/tokens_per_s", "time/rollout"),
+    *("time/coach", "time/sandbox", "time/learn", "time/sync", "coach/cost_usd", "tool/error_rate"),
+)
+PER_AGENT = ["score", "kl", "clipfrac", "entropy", "loss", "grad_norm", "lr", "length"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def taste(request: CoachRequest) -> float:
+    """A score that depends on the words alone, so that returns differ and repeat."""
+    return hashlib.sha256(request.turn.action.encode()).digest()[0] / 25.5
+
+
+@pytest.fixture
+def sandboxes(monkeypatch: pytest.MonkeyPatch) -> list[FakeSandbox]:
+    opened: list[FakeSandbox] = []
+
+    def open_fake(*args: Any, **options: Any) -> FakeSandbox:
+        opened.append(FakeSandbox())
+        return opened[-1]
+
+    def make(config: Config, split: str | None = None, **shared: Any) -> Any:
+        return make_env(config, split, **({"coach": FakeCoach(taste)} | shared))
+
+    monkeypatch.setattr(trainer, "open_sandbox", open_fake)
+    monkeypatch.setattr(trainer, "make_env", make)
+    return opened
+
+
+def settings(folder: Path, out: Path, **changes: Any) -> Config:
+    known: dict[str, Any] = {
+        "model": str(folder),
+        "out": str(out),
+        "steps": 2,
+        "episodes_per_step": 4,
+        "samples_per_task": 2,
+        "max_tasks": 2,
+        "max_new_tokens": 16,
+        "exploring_starts": 0.0,
+        "lora_rank": 4,
+        "lr": 1e-2,
+        "minibatches": 2,
+        "token_budget": 256,
+    }
+    return resolve(known | changes)
+
+
+class Interrupts(SilentProgress):
+    """Ctrl-C once this step is finished."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        if metrics["step"] == self.at:
+            raise KeyboardInterrupt
+
+
+def final_weights(run: RunFolder, step: int) -> dict[str, torch.Tensor]:
+    where = run.checkpoints_path / f"step-{step:06d}"
+    return {
+        f"{agent}/{name}": value
+        for agent in AGENTS
+        for name, value in load_file(where / agent / trainer.WEIGHTS).items()
+    }
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def without_seconds(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in line.items() if not k.startswith(("time", "throughput"))}
+
+
+def test_a_run_leaves_everything(folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]) -> None:
+    config = settings(folder, tmp_path / "run")
+    run = RunFolder.create(config)
+    trainer.train(config, run, SilentProgress())
+    lines = [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    wanted = {*OVERALL, *(f"{name}/{agent}" for name in PER_AGENT for agent in AGENTS)}
+    for line in lines:
+        assert wanted - line.keys() == set()
+        for start in ("stop/", "score_by/", "outcome/"):
+            assert any(key.startswith(start) for key in line)
+        assert (line["episodes"], line["actions"], line["unscored"]) == (4, 12, 0)
+        assert line["tokens/trained"] == line["tokens/generated"] > 12
+        assert line["adv/std"] > 0
+        assert all(line[f"grad_norm/{agent}"] > 0 for agent in AGENTS)
+    assert lines[0].keys() == lines[1].keys()
+    assert all(lines[0][f"kl/{agent}"] == 0 for agent in AGENTS)
+    assert all(lines[1][f"kl/{agent}"] != 0 for agent in AGENTS)
+    assert run.steps() == [1, 2]
+    assert "<html" in run.report_path.read_text()
+    episodes = [json.loads(line) for line in run.episodes_path.read_text().splitlines()]
+    assert [(e["step"], e["index"]) for e in episodes] == [(1 + k // 4, k) for k in range(8)]
+    assert len(sandboxes) == 1
+    assert sandboxes[0].closed
+    first, last = final_weights(run, 1), final_weights(run, 2)
+    assert any(not torch.equal(first[name], last[name]) for name in first)
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 10])
+def test_an_interrupted_run_resumes_bit_for_bit(
+    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox], checkpoint_every: int
+) -> None:
+    """Its weights and figures are those of the run that nobody interrupted; no line is there twice."""
+    config = settings(folder, tmp_path / "whole", checkpoint_every=checkpoint_every)
+    whole = RunFolder.create(config)
+    trainer.train(config, whole, SilentProgress())
+
+    config = settings(folder, tmp_path / "cut", checkpoint_every=checkpoint_every)
+    cut = RunFolder.create(config)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(config, cut, Interrupts(1))
+    assert cut.steps() == [1]
+    assert all(sandbox.closed for sandbox in sandboxes)
+    torch.rand(17)  # a new process would not be where this one is
+    trainer.train(config, cut, SilentProgress(), resume=True)
+
+    assert_same(final_weights(cut, 2), final_weights(whole, 2))
+    assert [line["step"] for line in cut.read_metrics()] == [1, 2]
+    for a, b in zip(cut.read_metrics(), whole.read_metrics(), strict=True):
+        assert without_seconds(a) == without_seconds(b)
+    assert len(cut.episodes_path.read_text().splitlines()) == 8
+
+
+def test_resume_drops_lines_behind_its_checkpoint(
+    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]
+) -> None:
+    """A crash between the metrics of step 2 and its checkpoint must not leave step 2 twice."""
+    config = settings(folder, tmp_path / "run")
+    run = RunFolder.create(config)
+    trainer.train(config, run, SilentProgress())
+    before, lines = final_weights(run, 2), run.read_metrics()
+    (run.checkpoints_path / "step-000002" / "manifest.json").unlink()
+    trainer.train(config, run, SilentProgress(), resume=True)
+    assert_same(final_weights(run, 2), before)
+    assert [without_seconds(line) for line in run.read_metrics()] == [without_seconds(x) for x in lines]
+
+
+def test_the_seed_decides(folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]) -> None:
+    found = []
+    for seed in (0, 1):
+        config = settings(folder, tmp_path / f"run{seed}", steps=1, seed=seed)
+        run = RunFolder.create(config)
+        trainer.train(config, run, SilentProgress())
+        found.append(run.episodes_path.read_text())
+    assert found[0] != found[1]
+
+
+def test_too_many_unscored_actions_end_the_run(
+    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(request: CoachRequest) -> float:
+        raise CoachError("no answer")
+
+    monkeypatch.setattr(
+        trainer, "make_env", lambda c, s=None, **k: make_env(c, s, **({"coach": FakeCoach(fail)} | k))
+    )
+    config = settings(folder, tmp_path / "run")
+    run = RunFolder.create(config)
+    with pytest.raises(UnavailableError, match="12 of 12"):
+        trainer.train(config, run, SilentProgress())
+    assert run.read_metrics() == []
+    assert run.steps() == []
+    assert sandboxes[0].closed
+
+
+def test_full_policies_train_too(folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]) -> None:
+    config = settings(folder, tmp_path / "run", policy="full", steps=1, lr=1e-4)
+    run = RunFolder.create(config)
+    trainer.train(config, run, SilentProgress())
+    assert run.steps() == [1]
+    assert "lm_head.weight" in {name.split("/")[1] for name in final_weights(run, 1)}
+
+
+def test_resume_needs_the_weights_of_every_agent(folder: Path, tmp_path: Path) -> None:
+    policies = LoRAPolicies(folder, AGENTS, rank=4, alpha=8, seed=0)
+    with pytest.raises(ConfigError, match="data_engineer_0"):
+        trainer.load_weights(tmp_path, policies)
