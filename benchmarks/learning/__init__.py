@@ -1,0 +1,1 @@
+"""What the trainer learns: one module a question."""
