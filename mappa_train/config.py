@@ -52,7 +52,7 @@ class Config:
     sandbox: Literal["auto", "namespace"] = option(
         "auto", "Where agents' code runs. auto takes what isolates here."
     )
-    steps: int = option(6, "Number of training steps (updates of every agent).", low=1)
+    steps: int = option(5, "Number of training steps (updates of every agent).", low=1)
     episodes_per_step: int = option(
         12, "Episodes collected for each step; more = less noise, more time.", low=1
     )
@@ -99,8 +99,8 @@ class Config:
     max_unscored: float = option(
         0.2, "A step with a larger share of unscored actions ends the run (exit 3).", low=0, high=1
     )
-    max_new_tokens: int = option(128, "Longest action, in tokens.", low=1)
-    temperature: float = option(0.7, "Sampling temperature; the learner uses the same.", above=0)
+    max_new_tokens: int = option(112, "Longest action, in tokens.", low=1)
+    temperature: float = option(0.5, "Sampling temperature; the learner uses the same.", above=0)
     token_budget: int = option(
         1024, "Tokens of one micro-batch of the learner; less needs less memory.", low=64
     )

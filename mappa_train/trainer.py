@@ -81,6 +81,8 @@ def train(config: Config, run: RunFolder, progress: Progress, resume: bool = Fal
     Raises `UnavailableError` when the coach left more than `max_unscored` of a step's actions unscored;
     whatever was finished is in a checkpoint then, as after an interruption.
     """
+    if config.returns == "to_go":
+        log.warning("--returns to_go grows with the actions left: a long failure can outrank a short success")
     with closing(open_team(config, num_envs=config.episodes_per_step)) as team:
         learner = Learner(team.policies, config)
         done = _restore(run.load(), run, team.policies, learner) if resume else 0

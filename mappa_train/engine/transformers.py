@@ -46,13 +46,13 @@ class TransformersEngine:
     def sync(self, version: int) -> None:
         """The weights are read when an agent samples; only the version is new."""
         self._version = version
+        self._cancelled.clear()
 
     def cancel(self) -> None:
         self._cancelled.set()
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """One generation for each request, in order."""
-        self._cancelled.clear()
         found: dict[int, Generation] = {}
         for agent in sorted({request.agent for request in requests}):
             mine = [i for i, request in enumerate(requests) if request.agent == agent]
