@@ -120,7 +120,8 @@ class Attempt:
 
     async def begin(self) -> None:
         """Look at what is there already and prepare the first prompt."""
-        if self.episode.start_role is not None or set(self.artifacts) & set(self.files):
+        laid = self.episode.start_role is not None and bool(self.artifacts)
+        if laid or set(self.artifacts) & set(self.files):
             found = await self.hooks.inspect(self.workspace, self.task, list(self.artifacts))
             self.artifacts.update(found)
             for path, artifact in found.items():
@@ -204,7 +205,7 @@ class Attempt:
         if blocks := extract_code(draft.action):
             tool = _clean(await self.workspace.run(blocks))
             touched = {file.path for file in tool.files}
-            if touched & (set(self.artifacts) | set(self.task.files)):
+            if self.artifacts and touched & (set(self.artifacts) | set(self.task.files)):
                 found = await self.hooks.inspect(self.workspace, self.task, list(self.artifacts))
                 after = {path: self._signed(found[path], touched, draft.index) for path in self.artifacts}
         turn = replace(
