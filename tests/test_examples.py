@@ -11,7 +11,11 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 def test_the_expert_team_plays_an_episode() -> None:
     done = subprocess.run(
-        [sys.executable, EXAMPLES / "expert_team.py"], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, EXAMPLES / "expert_team.py"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "success True" in done.stdout

@@ -36,8 +36,8 @@ def play_code(env: DSBenchEnv, task: DSBenchTask, start_role: str | None = None,
     env.reset(seed=0, options={"task_id": task.task_id, "start_role": start_role})
     while env.episode.stop_reason is None:
         agent = env.agent_selection
-        prompt = env.infos[agent]["messages"][-1]["content"]
-        example = "```python" + prompt.split("```python")[1].split("```")[0] + "```"
+        messages = env.infos[agent]["messages"]
+        example = next(message["content"] for message in messages if message["role"] == "assistant")
         env.step(expert_action(agent, task) if expert else example)
     return env.episode
 

@@ -14,6 +14,7 @@ from run_fakes import AGENTS, make_episode, make_line, make_rollout, make_run, m
 from mappa_envs.types import Artifact, CoachScore, ScoreRevision, ToolResult
 from mappa_train import report
 from mappa_train.charts import chart, nice_ticks
+from mappa_train.config import Config
 from mappa_train.progress import PlainProgress, comparison, duration, evaluation_table, make_progress
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202e$title"
@@ -48,7 +49,7 @@ def test_the_page_holds_curves_episodes_and_settings(tmp_path: Path) -> None:
     assert {"svg", "details", "table"} <= tags.seen
     assert "Mean score of each agent" in page
     assert page.count('<details class="episode">') == 4
-    assert "max_new_tokens = 160" in page
+    assert f"max_new_tokens = {Config().max_new_tokens}" in page
 
 
 def test_what_agents_write_stays_text(tmp_path: Path) -> None:
