@@ -1,4 +1,4 @@
-"""DSBench: three roles on Kaggle-style modelling tasks. The environment's page is `mappa_envs.dsbench.env`."""
+"""DSBench: three roles on Kaggle-style modelling tasks; `mappa_envs.dsbench.env` is the page about it."""
 
 from mappa_envs.dsbench.grading import Grade, TaskSpec, grade
 from mappa_envs.dsbench.tasks import DSBenchTask, load_tasks

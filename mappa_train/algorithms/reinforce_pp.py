@@ -60,7 +60,8 @@ def token_logprobs(
         checkpoint(chunk, h, t, use_reentrant=False) if torch.is_grad_enabled() else chunk(h, t)
         for h, t in zip(torch.split(hidden, LOGIT_CHUNK), torch.split(targets, LOGIT_CHUNK), strict=True)
     ]
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]) if entropy else None
+    spreads = [p[1] for p in parts if p[1] is not None]
+    return torch.cat([p[0] for p in parts]), torch.cat(spreads) if entropy else None
 
 
 class ReinforcePPLoss(LossModule):  # type: ignore[misc]  # untyped base
