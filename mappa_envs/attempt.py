@@ -64,7 +64,10 @@ class Rules:
         return tuple(dict.fromkeys(path for role in self.team for path in role.required))
 
     def role(self, name: str) -> Role:
-        return next(role for role in self.team if role.name == name)
+        for role in self.team:
+            if role.name == name:
+                return role
+        raise KeyError(f"no agent {name!r}; the team is {', '.join(role.name for role in self.team)}")
 
     def upstream(self, name: str) -> tuple[Role, ...]:
         """The roles before this one in the list."""

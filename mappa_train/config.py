@@ -105,7 +105,7 @@ class Config:
         1024, "Tokens of one micro-batch of the learner; less needs less memory.", low=64
     )
     checkpoint_every: int = option(1, "Steps between checkpoints; the last step always has one.", low=1)
-    seed: int = option(0, "Seeds tasks, starts and sampling.", low=0)
+    seed: int = option(0, "Seeds tasks, starts and sampling.", low=0, high=2**31 - 1)
     out: str = option("", "Run folder; default runs/<env>-<date>-<seed>. It must not exist, or be empty.")
 
 

@@ -46,6 +46,7 @@ def evaluate(
                 envs=team.envs[: len(batch)],
                 engine=team.engine,
                 tokenizer=team.tokenizer,
+                max_prompt_tokens=team.tokenizer.context_tokens - config.max_new_tokens,
                 seed=config.seed,
                 step=0,
             )

@@ -48,6 +48,8 @@ class Learner:
         self._policies = policies
         self._config = config
         self.version = 0
+        self.intact = True
+        """False while an update is under way: some agents may have moved and others not."""
         self._optimizers = {
             agent: torch.optim.AdamW(
                 policies.parameters(agent), lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99)
@@ -69,8 +71,10 @@ class Learner:
         mine = {a: [s for s in chosen if s.action.agent == a] for a in self._policies.agents}
         records = {agent: self._score(agent, group) for agent, group in mine.items()}
         stats = self._add_advantages(records, mine)
+        self.intact = False
         updates = {agent: self._train(agent, records[agent], len(mine[agent])) for agent in mine}
         self.version += 1
+        self.intact = True
         return updates, stats
 
     def state(self) -> dict[str, object]:
@@ -101,8 +105,13 @@ class Learner:
                 ref, _ = token_logprobs(reference, pack, self._config.temperature)
             assert entropy is not None
             records.append(_record(pack, samples, old, ref, entropy))
-        kl = max((float((r["old_logprobs"] - r["ref_logprobs"]).abs().max()) for r in records), default=0.0)
-        if self.version == 0 and kl > MAX_DRIFT:
+        drifts = [float((r["old_logprobs"] - r["ref_logprobs"]).abs().max()) for r in records]
+        # max() would drop a nan that is not the first.
+        kl = float("nan") if any(map(math.isnan, drifts)) else max(drifts, default=0.0)
+        # Comparisons are written so that nan fails them.
+        if not kl < float("inf"):
+            raise NumericsError(f"{agent}: logprobs are not finite; lower --lr, then resume")
+        if self.version == 0 and not kl <= MAX_DRIFT:
             raise NumericsError(f"{agent}: KL to the reference is {kl:.2g} before the first update, not 0")
         return records
 
@@ -159,9 +168,10 @@ class Learner:
                 self._backward(agent, loss_module, batch, first=step == 0, tally=(counts := [0, 0]))
             )
             clipped, trained = clipped + counts[0], trained + counts[1]
-            norms.append(
-                float(torch.nn.utils.clip_grad_norm_(self._policies.parameters(agent), config.max_grad_norm))
-            )
+            norm = torch.nn.utils.clip_grad_norm_(self._policies.parameters(agent), config.max_grad_norm)
+            norms.append(float(norm))
+            if not math.isfinite(norms[-1]) or not math.isfinite(losses[-1]):
+                raise NumericsError(f"{agent}: loss {losses[-1]}, gradient norm {norms[-1]}: not finite")
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         every = {
@@ -188,7 +198,7 @@ class Learner:
         for pack in packs:
             pack["num_tokens"] = torch.tensor(max(num_tokens, 1))
             out = loss_module(pack)
-            if first and float(out["max_log_ratio"]) > MAX_DRIFT:
+            if first and not float(out["max_log_ratio"]) <= MAX_DRIFT:
                 drift = float(out["max_log_ratio"])
                 raise NumericsError(f"{agent}: log ratio {drift:.2g} at the first minibatch, not 0")
             out["loss_objective"].backward()

@@ -33,15 +33,16 @@ def make_env(config: Config, split: str | None = None, **shared: Any) -> Pipelin
         "ground_truth": config.ground_truth,
     }
     env = mappa_envs.make(config.env, **{**settings, **shared})
-    if config.max_tasks:
+    if config.max_tasks and split in (None, config.split):
         env.tasks = env.tasks[: config.max_tasks]
     return env
 
 
 def print_plan(config: Config) -> None:
     """The resolved settings as TOML, then the plan as comments: the output is a file for `--config`."""
+    lines = plan(config)  # first: a plan that fails must not leave half a file behind
     print(to_toml(config))
-    print("\n".join(f"# {line}" for line in plan(config)))
+    print("\n".join(f"# {line}" for line in lines))
 
 
 def plan(config: Config) -> list[str]:

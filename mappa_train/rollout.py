@@ -76,13 +76,16 @@ class _Barrier:
         start = time.perf_counter()
         try:
             answers = await asyncio.to_thread(self.engine.generate, [request for request, _ in batch])
+            pairs = list(zip(batch, answers, strict=True))
         except Exception as error:  # noqa: BLE001  (handed to every episode that waits for it)
             for _, future in batch:
-                future.set_exception(error)
+                if not future.done():
+                    future.set_exception(error)
             return
         self.times.generate += time.perf_counter() - start
-        for (_, future), answer in zip(batch, answers, strict=True):
-            future.set_result(answer)
+        for (_, future), answer in pairs:
+            if not future.done():
+                future.set_result(answer)
 
 
 def plan_step(
@@ -121,11 +124,14 @@ def collect(
     envs: Sequence[PipelineEnv],
     engine: Engine,
     tokenizer: ChatTokenizer,
+    max_prompt_tokens: int,
     seed: int,
     step: int,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[EpisodeRollout], RolloutTimes]:
     """Run the planned episodes at once, one environment each, and return them in plan order.
+
+    An episode whose next prompt has more than `max_prompt_tokens` ends there (`StopReason.CONTEXT`).
 
     Raises `SandboxError` if the sandbox failed `MAX_INFRA_RETRIES` times on one episode.
     """
@@ -137,7 +143,7 @@ def collect(
         nonlocal done
         try:
             for _ in range(1 + MAX_INFRA_RETRIES):
-                rollout = await _play(plan, env, barrier, tokenizer, seed, step)
+                rollout = await _play(plan, env, barrier, tokenizer, max_prompt_tokens, (seed, step))
                 if rollout.episode.stop_reason is not StopReason.INFRA:
                     done += 1
                     on_done(done, len(plans))
@@ -169,16 +175,24 @@ def collect(
 
 
 async def _play(
-    plan: EpisodePlan, env: PipelineEnv, barrier: _Barrier, tokenizer: ChatTokenizer, seed: int, step: int
+    plan: EpisodePlan,
+    env: PipelineEnv,
+    barrier: _Barrier,
+    tokenizer: ChatTokenizer,
+    max_prompt_tokens: int,
+    key: tuple[int, int],
 ) -> EpisodeRollout:
     options = {"task_id": plan.task_id, "start_role": plan.start_role}
-    await env.areset(seed=seed + plan.index, options=options)
+    await env.areset(seed=key[0] + plan.index, options=options)
     actions = []
     while env.episode.stop_reason is None:
         agent, turn = env.agent_selection, len(env.episode.turns)
         prompt = tokenizer.encode(env.infos[agent]["messages"])
-        key = (seed, step, plan.index, turn)
-        answer = await barrier.ask(GenerationRequest(agent=agent, prompt_ids=prompt, key=key))
+        if len(prompt) > max_prompt_tokens:
+            await env.acut(StopReason.CONTEXT)
+            break
+        request = GenerationRequest(agent=agent, prompt_ids=prompt, key=(*key, plan.index, turn))
+        answer = await barrier.ask(request)
         actions.append(Action(agent=agent, turn=turn, prompt_ids=prompt, generation=answer))
         await env.astep(tokenizer.decode(answer.token_ids))
     return EpisodeRollout(index=plan.index, episode=env.episode, actions=tuple(actions))

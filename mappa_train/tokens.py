@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from mappa_envs.errors import ConfigError, boundary
 class ChatTokenizer:
     """Chat messages to token ids and back.
 
-    `stop_ids` end an action: the tokenizer's and the model's end-of-text ids.
+    `stop_ids` end an action: the tokenizer's and the model's end-of-text ids. `context_tokens` is the most
+    that prompt and action may have together.
     """
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoTokenizer, GenerationConfig
+        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
         with boundary(ConfigError, f"{folder}: no tokenizer", OSError, ValueError):
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -31,12 +33,21 @@ class ChatTokenizer:
         if (folder / "generation_config.json").is_file():
             extra = GenerationConfig.from_pretrained(folder).eos_token_id
             stops |= set(extra) if isinstance(extra, list) else {extra}
+        self.context_tokens = int(
+            getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", 2**31)
+        )
+        special = [str(t) for t in self._tokenizer.added_tokens_decoder.values() if t.special]
+        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
         self.stop_ids = tuple(sorted(stop for stop in stops if stop is not None))
 
     def encode(self, messages: Sequence[Mapping[str, str]]) -> Tensor:
-        """The prompt up to and including the start of the assistant's turn: int64 [p]."""
+        """The prompt up to and including the start of the assistant's turn: int64 [p].
+
+        Control tokens inside a message become blanks: what code printed must not open a turn of its own.
+        """
+        clean = [{**message, "content": self._special.sub(" ", message["content"])} for message in messages]
         encoded = self._tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+            clean, add_generation_prompt=True, tokenize=True, return_dict=True
         )
         return torch.tensor(encoded["input_ids"], dtype=torch.int64)
 

@@ -101,7 +101,8 @@ def train(config: Config, run: RunFolder, progress: Progress, resume: bool = Fal
                     write_report(run.path)
                     progress.step(line)
             finally:
-                if done > saved:
+                # In the middle of an update the weights are of no step at all.
+                if done > saved and learner.intact and learner.version == done:
                     _save(run, done, team.policies, learner)
     lines = run.read_metrics()
     progress.finish(lines[0], lines[-1], run.path)
@@ -151,6 +152,7 @@ def _rollout(
         envs=team.envs,
         engine=team.engine,
         tokenizer=team.tokenizer,
+        max_prompt_tokens=team.tokenizer.context_tokens - config.max_new_tokens,
         seed=config.seed,
         step=step,
         on_done=lambda done, total: progress.phase("rollout", done, total),
@@ -162,7 +164,7 @@ def credit_samples(rollouts: Sequence[EpisodeRollout], config: Config) -> list[S
     samples = []
     for rollout in rollouts:
         turns = rollout.episode.turns
-        scored = torch.tensor([turn.final_score is not None for turn in turns])
+        scored = torch.tensor([turn.final_score is not None for turn in turns], dtype=torch.bool)
         rewards = torch.tensor([(turn.final_score or 0.0) / 10 for turn in turns])
         if config.returns == "outcome":
             rewards = torch.full((len(turns),), rollout.episode.outcome or 0.0)
@@ -185,6 +187,8 @@ def credit_samples(rollouts: Sequence[EpisodeRollout], config: Config) -> list[S
 def _check_scored(step: int, config: Config, rollouts: Sequence[EpisodeRollout]) -> None:
     turns = [turn for rollout in rollouts for turn in rollout.episode.turns]
     unscored = [turn for turn in turns if turn.final_score is None]
+    if config.returns == "outcome":
+        return
     if len(unscored) > config.max_unscored * len(turns):
         why = unscored[0].unscored_reason
         raise UnavailableError(

@@ -16,6 +16,7 @@ import os
 import pickle
 import re
 import stat
+import types
 import zlib
 from typing import Any, ClassVar
 
@@ -105,15 +106,20 @@ def _class_passes(found: type) -> bool:
     return _sklearn_module(home) or _scipy_module(home)
 
 
-def _function_passes(module: str, name: str) -> bool:
-    """Constructors that Cython generates, and scikit-learn's scoring functions."""
+def _function_passes(found: Any, module: str, name: str) -> bool:
+    """Constructors that Cython generates, and scikit-learn's scoring functions.
+
+    A scorer must be a public function that its module defines: any other name there, `__builtins__` first
+    of all, would hand out what can rewrite these checks.
+    """
     if name == "newObj" or name.startswith("__pyx_unpickle_"):
         return (
             _sklearn_module(module) or PANDAS_DATA.match(module) is not None or module[:13] == "numpy.random."
         )
     if "unpickle" in name:
         return PANDAS_DATA.match(module) is not None
-    return SCORERS.fullmatch(module) is not None
+    own = isinstance(found, types.FunctionType) and found.__module__ == module
+    return own and not name.startswith("_") and SCORERS.fullmatch(module) is not None
 
 
 class SafeUnpickler(pickle._Unpickler):
@@ -138,7 +144,7 @@ class SafeUnpickler(pickle._Unpickler):
         found = getattr(importlib.import_module(module), name)
         if plain or isinstance(found, self.np.ufunc):
             return found
-        if _class_passes(found) if isinstance(found, type) else _function_passes(module, name):
+        if _class_passes(found) if isinstance(found, type) else _function_passes(found, module, name):
             return found
         raise Refused(asked)
 

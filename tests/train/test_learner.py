@@ -416,3 +416,33 @@ def test_an_older_sample_is_not_saved_by_its_missing_return(policies: LoRAPolici
     learner.update(samples)
     with pytest.raises(NumericsError):
         learner.update([replace(samples[0], ret=None)])
+
+
+def test_weights_that_are_not_finite_stop_the_run_before_a_step(policies: LoRAPolicies) -> None:
+    learner = Learner(policies, make_config())
+    samples = make_samples(policies, RETS)
+    with torch.no_grad():
+        policies.parameters(AGENTS[1])[-1].fill_(torch.nan)
+    before = all_weights(policies)
+    with pytest.raises(NumericsError, match="finite"):
+        learner.update(samples)
+    assert torch.equal(all_weights(policies).nan_to_num(), before.nan_to_num())
+
+
+def test_an_update_that_was_cut_short_is_known(
+    policies: LoRAPolicies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = Learner(policies, make_config())
+    train, calls = learner._train, []
+
+    def interrupted(agent: str, *rest: Any) -> Any:
+        calls.append(agent)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return train(agent, *rest)
+
+    monkeypatch.setattr(learner, "_train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        learner.update(make_samples(policies, RETS))
+    assert not learner.intact
+    assert learner.version == 0

@@ -121,7 +121,7 @@ def run(
         tokenizer=Letters(),
         seed=7,
         step=3,
-        **options,  # type: ignore[arg-type]
+        **{"max_prompt_tokens": 10**6, **options},  # type: ignore[arg-type]
     )
     return rollouts
 
@@ -286,3 +286,9 @@ def test_share_of_exploring_starts(share: float) -> None:
         counts = Counter(drawn)
         assert set(counts) == set(TEAM)
         assert abs(counts[TEAM[0]] / len(drawn) - 0.5) <= 4 * (0.25 / len(drawn)) ** 0.5
+
+
+def test_a_prompt_that_no_longer_fits_ends_the_episode() -> None:
+    rollouts = run(make_plans([None, None]), FakeEngine(), max_prompt_tokens=3)
+    assert [r.episode.stop_reason for r in rollouts] == [StopReason.CONTEXT] * 2
+    assert all(r.actions == () for r in rollouts)
