@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mappa_envs.types import Episode
@@ -88,8 +87,3 @@ class UpdateStats:
     entropy: float | None
     grad_norm: float | None
     lr: float
-
-
-def no_tokens() -> Tensor:
-    """An empty id tensor, int64 [0]."""
-    return torch.empty(0, dtype=torch.int64)
