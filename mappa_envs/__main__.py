@@ -1,4 +1,4 @@
-"""`python -m mappa_envs doctor | data list | data check PATH`: what works here, and which tasks there are.
+"""`python -m mappa_envs doctor | data list | data check PATH | build-image`: the environments' own tools.
 
 Exit codes: 0 all is well, 1 findings, 2 bad input, 3 this machine lacks something.
 """
@@ -60,6 +60,17 @@ def _parser() -> argparse.ArgumentParser:
     check = data.add_parser("check", help="can a folder of tasks be used?")
     check.add_argument("path", metavar="PATH", help="a folder in the official layout or in one's own")
     check.set_defaults(run=_check)
+    image = commands.add_parser("build-image", help="the image of the Docker sandbox")
+    image.add_argument("--offline", action="store_true", help="from this machine's packages, without network")
+    image.add_argument(
+        "--package",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a distribution that agents' code may import beyond the sandbox's own; may be repeated",
+    )
+    image.add_argument("--tag", help="the image's name (default: the one that the sandbox takes)")
+    image.set_defaults(run=_build_image)
     return parser
 
 
@@ -105,6 +116,13 @@ def _check(options: argparse.Namespace) -> int:
     num_bad = sum(not finding.ok for finding in findings)
     print(f"{len(findings)} tasks looked at, {num_bad} cannot be used")
     return int(num_bad > 0)
+
+
+def _build_image(options: argparse.Namespace) -> int:
+    from mappa_envs.sandbox.image_build import DEFAULT_IMAGE, build_image
+
+    build_image(options.tag or DEFAULT_IMAGE, options.package, offline=options.offline)
+    return 0
 
 
 def _print_lines(lines: Iterable[tuple[str, Line]]) -> None:

@@ -16,7 +16,7 @@ from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 
 __all__ = ["KINDS", "Limits", "Sandbox", "Workspace", "open_sandbox"]
 
-KINDS = ("auto", "namespace")
+KINDS = ("auto", "namespace", "docker", "unsafe-local")
 MACHINES = ("x86_64", "aarch64")
 
 
@@ -25,19 +25,34 @@ def open_sandbox(kind: str = "auto", limits: Limits | None = None, packages: Seq
 
     Parameters
     ----------
-    kind : "namespace", or "auto" for the strongest that this machine has.
+    kind : "namespace"; "docker", or "docker:IMAGE" for an image of one's own; "auto" for the first of
+        these two that this machine has; "unsafe-local", which isolates nothing.
     limits : what one run may use.
     packages : distributions that agents' code may import beyond numpy, pandas, scipy, scikit-learn,
-        sympy and joblib. They must be installed here.
+        sympy and joblib. They must be installed here, or be in the image.
 
     Raises `ConfigError` for an unknown kind and `SandboxUnavailable`, with what to do, where this
     machine offers no isolation (some of that shows only when the first workspace is opened).
     """
-    if kind not in KINDS:
-        raise ConfigError(f"sandbox: unknown kind {kind!r}; known: {', '.join(KINDS)}")
+    name, _, image = kind.partition(":")
+    if name not in KINDS or (image and name != "docker") or kind.endswith(":"):
+        raise ConfigError(f"sandbox: unknown kind {kind!r}; known: {', '.join(KINDS)}, docker:IMAGE")
+    if name == "auto":
+        from mappa_envs.sandbox.auto import AutoSandbox
+
+        return AutoSandbox(limits, packages)
+    if name == "docker":
+        from mappa_envs.sandbox.docker import DockerSandbox
+        from mappa_envs.sandbox.image_build import DEFAULT_IMAGE
+
+        return DockerSandbox(limits, packages, image=image or DEFAULT_IMAGE)
+    if name == "unsafe-local":
+        from mappa_envs.sandbox.unsafe_local import UnsafeLocalSandbox
+
+        return UnsafeLocalSandbox(limits, packages)
     if sys.platform != "linux":
         raise SandboxUnavailable(
-            f"sandbox: {platform.system()} has no namespaces; use Linux (a virtual machine or WSL 2 will do)"
+            f"sandbox: {platform.system()} has no namespaces; use --sandbox docker, or Linux"
         )
     if platform.machine() not in MACHINES:
         raise SandboxUnavailable(

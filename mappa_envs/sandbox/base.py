@@ -32,6 +32,8 @@ class Limits:
 class Workspace(ABC):
     """One episode's files. Closing it deletes them and kills whatever still runs there."""
 
+    closed: bool = False
+
     @abstractmethod
     async def run(self, blocks: str | Sequence[str]) -> ToolResult:
         """Run the blocks in order in one fresh interpreter; stop at the first that raises.

@@ -1,16 +1,20 @@
-"""An event loop of one's own in a thread, callable from any other loop or thread."""
+"""A sandbox that is bound to one event loop, made callable from any other loop or thread."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from mappa_envs.errors import SandboxError
+from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
+from mappa_envs.types import ToolResult
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Sandbox)
 
 
 class IoThread:
@@ -62,3 +66,44 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
+
+
+class ThreadedSandbox(Sandbox, Generic[S]):
+    """Runs a loop-bound sandbox (`inner`) in a thread of its own."""
+
+    def __init__(self, inner: S, limits: Limits) -> None:
+        self.inner = inner
+        self.limits = limits
+        self._thread = IoThread()
+        self._closed = False
+
+    async def open(self, files: Mapping[str, Path | bytes] | None = None) -> Workspace:
+        if self._closed:
+            raise SandboxError("this sandbox is closed: open another one")
+        workspace = await self._thread.call(lambda: self.inner.open(files))
+        return _ThreadedWorkspace(workspace, self._thread)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._thread.call(self.inner.close)
+            self._thread.stop()
+
+
+class _ThreadedWorkspace(Workspace):
+    def __init__(self, inner: Workspace, thread: IoThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    async def run(self, blocks: str | Sequence[str]) -> ToolResult:
+        return await self._thread.call(lambda: self._inner.run(blocks))
+
+    async def inspect(self, script: str, *, time_s: float = 20.0) -> Any:
+        return await self._thread.call(lambda: self._inner.inspect(script, time_s=time_s))
+
+    async def read(self, path: str, max_bytes: int) -> bytes:
+        return await self._thread.call(lambda: self._inner.read(path, max_bytes))
+
+    async def close(self) -> None:
+        if not self._inner.closed:
+            await self._thread.call(self._inner.close)

@@ -6,19 +6,15 @@ Lives in one event loop (the sandbox's own). Descriptors travel beside the JSON 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import os
 import socket
 import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mappa_envs.errors import SandboxError, SandboxUnavailable
-from mappa_envs.sandbox.rootfs import ENVIRONMENT, IMPORTS, Rootfs
 
 START_TIMEOUT_S = 120.0
 REPLY_TIMEOUT_S = 60.0
@@ -26,18 +22,23 @@ REPLY_TIMEOUT_S = 60.0
 
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_FDS = 64
-NUM_UIDS = 65_536
-_UID_BASES = (1_000_000_000, 1_000_000, 100_000)
-_BOOT = "import sys; sys.path.append(sys.argv[1]); from inside.boot import main; main()"
 
 Answer = tuple[dict[str, Any], list[int]]
 """A reply and the descriptors that came beside it."""
 
 
-class Zygote:
-    """One zygote process, from start to death. It is not restarted; make another one."""
+class ZygoteFailed(SandboxUnavailable):
+    """It could not start; the message is its own."""
 
-    def __init__(self) -> None:
+
+class Zygote:
+    """One zygote process, from start to death. It is not restarted; make another one.
+
+    `num_folders` is how many descriptors come with a workspace.
+    """
+
+    def __init__(self, *, num_folders: int) -> None:
+        self.num_folders = num_folders
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._started: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -47,10 +48,14 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self.alive = False
 
-    async def start(self, rootfs: Rootfs) -> None:
-        """Raises `SandboxUnavailable` where this machine does not allow it, else `SandboxError`."""
+    async def start(self, spawn: Callable[[int], subprocess.Popen[bytes]]) -> None:
+        """`spawn` gets the descriptor that the zygote is to talk on.
+
+        Raises `ZygoteFailed` with the zygote's own word, `SandboxError` when it says nothing.
+        """
         loop = asyncio.get_running_loop()
-        self._spawn(rootfs)
+        self._process = spawn(self._theirs.fileno())
+        self._theirs.close()
         self.alive = True
         loop.add_reader(self._socket.fileno(), self._read)
         try:
@@ -63,45 +68,7 @@ class Zygote:
             raise
         if first["op"] == "failed":
             self.abort("it could not start")
-            raise SandboxUnavailable(f"no namespace sandbox here: {first['error']}. {remedy(first)}")
-
-    def _spawn(self, rootfs: Rootfs) -> None:
-        control_fd = self._theirs.fileno()
-        uid_base = pick_uid_base()
-        zygote = {
-            "control_fd": control_fd,
-            "num_spares": 1,
-            "many_uids": uid_base is not None,
-            "environment": ENVIRONMENT,
-            "imports": IMPORTS,
-        }
-        plan = {
-            "owner_pid": os.getpid(),
-            "uid_base": uid_base,
-            "num_uids": NUM_UIDS,
-            "control_fd": control_fd,
-            "binds": rootfs.binds,
-            "masks": rootfs.masks,
-            "command": rootfs.command,
-            "environment": ENVIRONMENT,
-            "zygote": zygote,
-        }
-        # Popen, never a bare fork: the caller may have threads, CUDA, secrets in memory.
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(Path(__file__).parent)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={key: os.environ[key] for key in ("LD_LIBRARY_PATH",) if key in os.environ},
-            pass_fds=[control_fd],
-            start_new_session=True,
-            cwd="/",
-        )
-        self._theirs.close()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(plan).encode())
-            self._process.stdin.close()
+            raise ZygoteFailed(first["error"])
 
     async def request(self, op: str, fields: dict[str, Any], *, num_fds: int = 0) -> Answer:
         """Send and wait for the answer; the caller owns the `num_fds` descriptors that come with it.
@@ -229,37 +196,3 @@ def _discard(answer: asyncio.Future[Answer]) -> None:
     """Nobody waits for it any more, but its descriptors are open."""
     if not answer.cancelled() and answer.exception() is None:
         _close_all(answer.result()[1])
-
-
-def pick_uid_base() -> int | None:
-    """For root: the first of a range of host uids that belong to nobody. None: use one's own uid."""
-    if os.geteuid() != 0:
-        return None
-    with open("/proc/self/uid_map", encoding="ascii") as file:
-        ranges = [tuple(map(int, line.split())) for line in file]
-    for base in _UID_BASES:
-        if any(start <= base and base + NUM_UIDS <= start + count for start, _, count in ranges):
-            return base
-    return None
-
-
-def remedy(failure: dict[str, Any]) -> str:
-    """What the user can do about a failed start."""
-    text = failure["error"]
-    if text.startswith("import:"):
-        return "Reinstall the package that it names."
-    apparmor = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
-    if apparmor.exists() and apparmor.read_text().strip() == "1":
-        return "AppArmor forbids user namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"
-    clone = Path("/proc/sys/kernel/unprivileged_userns_clone")
-    if clone.exists() and clone.read_text().strip() == "0":
-        return "User namespaces are off: sudo sysctl kernel.unprivileged_userns_clone=1"
-    limit = Path("/proc/sys/user/max_user_namespaces")
-    if limit.exists() and limit.read_text().strip() == "0":
-        return "User namespaces are off: sudo sysctl user.max_user_namespaces=15000"
-    if "mount proc" in text or "unshare" in text:
-        return (
-            "Inside a container: start it with --security-opt seccomp=unconfined --security-opt"
-            " apparmor=unconfined --security-opt systempaths=unconfined, or run on the host."
-        )
-    return "A Linux 5.9 or later with user namespaces is needed."

@@ -9,51 +9,27 @@ the code of language models on one's own machine, not for tenants with reason to
 from __future__ import annotations
 
 import asyncio
-import errno
+import contextlib
 import json
-import logging
-import math
 import os
-import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from mappa_envs.errors import ConfigError, DataError, SandboxError, boundary
-from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
-from mappa_envs.sandbox.inside import linux
-from mappa_envs.sandbox.io_thread import IoThread
-from mappa_envs.sandbox.link import MAX_FDS, NUM_UIDS, REPLY_TIMEOUT_S, Answer, Zygote
-from mappa_envs.sandbox.output import RunOutput
-from mappa_envs.sandbox.rootfs import plan_rootfs
-from mappa_envs.sandbox.trail import Snapshot, compare, take_snapshot
-from mappa_envs.types import ToolResult
+from mappa_envs.errors import SandboxUnavailable
+from mappa_envs.sandbox.base import Limits
+from mappa_envs.sandbox.engine import Engine, check_limits
+from mappa_envs.sandbox.io_thread import ThreadedSandbox
+from mappa_envs.sandbox.link import Zygote, ZygoteFailed
+from mappa_envs.sandbox.rootfs import ENVIRONMENT, IMPORTS, Rootfs, plan_rootfs
 
-MAX_REPORT_BYTES = 1 << 20
-MAX_CLAIM_BYTES = 4096
-OUTPUT_FACTOR = 1000
-"""A run that prints more than this times what is kept is killed."""
-
-_FILES_PER_REQUEST = MAX_FDS // 2
-_MAX_NAME_BYTES = 200  # so that the names of a request fit into its message
-_log = logging.getLogger(__name__)
+NUM_UIDS = 65_536
+_UID_BASES = (1_000_000_000, 1_000_000, 100_000)
+_BOOT = "import sys; sys.path.append(sys.argv[1]); from inside.boot import main; main()"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Death:
-    """How a worker ended, as the zygote saw it, and what came through its pipes."""
-
-    exit_code: int
-    limit: Any
-    duration_s: float
-    stdout: str
-    stderr: str
-    report: Any
-
-
-class NamespaceSandbox(Sandbox):
+class NamespaceSandbox(ThreadedSandbox[Engine]):
     """Starts nothing before the first workspace is opened. See `open_sandbox`.
 
     Parameters
@@ -70,336 +46,88 @@ class NamespaceSandbox(Sandbox):
         *,
         num_concurrent: int | None = None,
     ) -> None:
-        self.limits = limits or Limits()
-        check_limits(self.limits)
+        limits = limits or Limits()
+        check_limits(limits)
         self._packages = tuple(packages)
-        self._num_concurrent = num_concurrent or os.cpu_count() or 1
-        self._thread = IoThread()
-        self._zygote: Zygote | None = None
-        self._starting = asyncio.Lock()
-        self.turns = asyncio.Semaphore(self._num_concurrent)
-        self._workspaces: set[NamespaceWorkspace] = set()
-        self._free_numbers: list[int] = []
-        self._num_used = 0
+        engine = Engine(self._launch, limits, num_workspaces=NUM_UIDS - 1, num_concurrent=num_concurrent)
+        super().__init__(engine, limits)
 
-    async def open(self, files: Mapping[str, Path | bytes] | None = None) -> NamespaceWorkspace:
-        contents = {_check_name(name): content for name, content in (files or {}).items()}
-        return await self._thread.call(lambda: self._open(contents))
-
-    async def close(self) -> None:
-        await self._thread.call(self._close)
-        self._thread.stop()
-
-    async def _open(self, files: dict[str, Path | bytes]) -> NamespaceWorkspace:
-        zygote = await self._living_zygote()
-        number = self._take_number()
-        limits = self.limits
-        fields = {
-            "workspace": number,
-            "megabytes": limits.workspace_mb,
-            # The root folder takes one.
-            "num_inodes": limits.workspace_files + 1,
-        }
+    async def _launch(self) -> Zygote:
+        rootfs = await asyncio.to_thread(plan_rootfs, self._packages)
+        zygote = Zygote(num_folders=1)
         try:
-            _, (root_fd,) = await zygote.request("open", fields, num_fds=1)
-        except asyncio.CancelledError:
-            # Requests are answered in order: this undoes the other.
-            if zygote.alive:
-                await zygote.send("close", {"workspace": number})
-            raise
-        workspace = NamespaceWorkspace(self, self._thread, zygote, number, root_fd)
-        self._workspaces.add(workspace)
-        try:
-            await workspace.fill(files)
-        except BaseException:
-            await workspace.discard()
-            raise
-        return workspace
-
-    async def _living_zygote(self) -> Zygote:
-        async with self._starting:
-            if self._zygote is None or not self._zygote.alive:
-                rootfs = await asyncio.to_thread(plan_rootfs, self._packages)
-                zygote = Zygote()
-                await zygote.start(rootfs)
-                self._zygote = zygote
-                self._free_numbers, self._num_used = [], 0
-            return self._zygote
-
-    def _take_number(self) -> int:
-        if self._free_numbers:
-            return self._free_numbers.pop()
-        self._num_used += 1
-        if self._num_used >= NUM_UIDS:
-            raise SandboxError(f"more than {NUM_UIDS} workspaces are open: close some")
-        return self._num_used
-
-    def forget(self, workspace: NamespaceWorkspace, zygote: Zygote, number: int) -> None:
-        """A closed workspace's number may be used again."""
-        self._workspaces.discard(workspace)
-        if zygote is self._zygote:
-            self._free_numbers.append(number)
-
-    async def _close(self) -> None:
-        await asyncio.gather(*(workspace.discard() for workspace in list(self._workspaces)))
-        if self._zygote is not None:
-            self._zygote.abort("closed")
-            self._zygote = None
+            await zygote.start(lambda control_fd: _spawn(rootfs, control_fd))
+        except ZygoteFailed as error:
+            raise SandboxUnavailable(f"no namespace sandbox here: {error}. {remedy(str(error))}") from None
+        return zygote
 
 
-class NamespaceWorkspace(Workspace):
-    """A tmpfs in the zygote's mount namespace, which we hold by a descriptor of its root folder."""
+def _spawn(rootfs: Rootfs, control_fd: int) -> subprocess.Popen[bytes]:
+    uid_base = pick_uid_base()
+    zygote = {
+        "isolation": "namespaces",
+        "control_fd": control_fd,
+        "many_uids": uid_base is not None,
+        "environment": ENVIRONMENT,
+        "imports": IMPORTS,
+    }
+    plan = {
+        "owner_pid": os.getpid(),
+        "uid_base": uid_base,
+        "num_uids": NUM_UIDS,
+        "control_fd": control_fd,
+        "binds": rootfs.binds,
+        "masks": rootfs.masks,
+        "command": rootfs.command,
+        "environment": ENVIRONMENT,
+        "zygote": zygote,
+    }
+    # Popen, never a bare fork: the caller may have threads, CUDA, secrets in memory.
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(Path(__file__).parent)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={key: os.environ[key] for key in ("LD_LIBRARY_PATH",) if key in os.environ},
+        pass_fds=[control_fd],
+        start_new_session=True,
+        cwd="/",
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(plan).encode())
+        process.stdin.close()
+    return process
 
-    def __init__(
-        self, sandbox: NamespaceSandbox, thread: IoThread, zygote: Zygote, number: int, root_fd: int
-    ) -> None:
-        self._sandbox = sandbox
-        self._thread = thread
-        self._zygote = zygote
-        self._number = number
-        self._root_fd = root_fd
-        self._busy = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._closed = False
-        self._before = Snapshot()
 
-    async def run(self, blocks: str | Sequence[str]) -> ToolResult:
-        sources = [blocks] if isinstance(blocks, str) else list(blocks)
-        return await self._thread.call(lambda: self._tracked(self._run(sources)))
+def pick_uid_base() -> int | None:
+    """For root: the first of a range of host uids that belong to nobody. None: use one's own uid."""
+    if os.geteuid() != 0:
+        return None
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    for base in _UID_BASES:
+        if any(start <= base and base + NUM_UIDS <= start + count for start, _, count in ranges):
+            return base
+    return None
 
-    async def inspect(self, script: str, *, time_s: float = 20.0) -> Any:
-        return await self._thread.call(lambda: self._tracked(self._inspect(script, time_s)))
 
-    async def read(self, path: str, max_bytes: int) -> bytes:
-        return await self._thread.call(lambda: asyncio.to_thread(self._read, path, max_bytes))
-
-    async def close(self) -> None:
-        if not self._closed:
-            await self._thread.call(self.discard)
-
-    async def _tracked(self, work: Any) -> Any:
-        return await self._track(asyncio.ensure_future(work))
-
-    def _track(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def fill(self, files: dict[str, Path | bytes]) -> None:
-        """Copy the task's files in and take the first snapshot."""
-        names = list(files)
-        for start in range(0, len(names), _FILES_PER_REQUEST):
-            some = names[start : start + _FILES_PER_REQUEST]
-            fields = {"workspace": self._number, "names": some}
-            _, fds = await self._zygote.request("create", fields, num_fds=len(some))
-            await asyncio.to_thread(_copy_all, [files[name] for name in some], fds)
-        self._before = await asyncio.to_thread(take_snapshot, self._root_fd)
-
-    async def discard(self) -> None:
-        """Kill what runs here and delete the files."""
-        if self._closed:
-            return
-        self._closed = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        os.close(self._root_fd)
-        if self._zygote.alive:
-            await self._zygote.request("close", {"workspace": self._number})
-        self._sandbox.forget(self, self._zygote, self._number)
-
-    async def _run(self, blocks: list[str]) -> ToolResult:
-        async with self._busy, self._sandbox.turns:
-            self._check_open()
-            await asyncio.sleep(self._before.settle_s())
-            limits = self._sandbox.limits
-            death = await self._execute(blocks, limits.time_s, MAX_CLAIM_BYTES, trusted=False)
-            # Whatever it left running is dead: nothing can change under our eyes.
-            before = self._before
-            self._before = await asyncio.to_thread(take_snapshot, self._root_fd)
-            files = await asyncio.to_thread(compare, self._root_fd, before, self._before)
-            exception = _exception_name(death.report)
-            return ToolResult(
-                stdout=death.stdout,
-                stderr=death.stderr,
-                exit_code=death.exit_code,
-                exception=exception,
-                limit=death.limit or self._hidden_limit(death.exit_code, exception),
-                duration_s=death.duration_s,
-                files=files,
-            )
-
-    async def _inspect(self, script: str, time_s: float) -> Any:
-        async with self._busy, self._sandbox.turns:
-            self._check_open()
-            death = await self._execute([script], time_s, MAX_REPORT_BYTES, trusted=True)
-            if death.report is None:
-                _log.debug("no report (exit %s, limit %s): %s", death.exit_code, death.limit, death.stderr)
-            return death.report
-
-    async def _execute(
-        self, blocks: list[str], time_s: float, max_report_bytes: int, *, trusted: bool
-    ) -> _Death:
-        """One worker from birth to death. Cancelled, it kills the worker and waits for its end."""
-        limits = self._sandbox.limits
-        numbers: list[int] = []
-
-        def flood() -> None:
-            # In the task set, as the loop itself holds tasks only weakly.
-            self._track(loop.create_task(self._kill(numbers, "output")))
-
-        loop = asyncio.get_running_loop()
-        most = limits.output_bytes * OUTPUT_FACTOR
-        output = RunOutput(limits.output_bytes, most, max_report_bytes, flood)
-        code_fd = _memory_file(json.dumps({"blocks": blocks, "trusted": trusted}).encode())
-        try:
-            fields = self._run_request(time_s, read_only=trusted)
-            number, answer = await self._zygote.send("run", fields, [code_fd, *output.write_fds])
-            numbers.append(number)
-            output.handed_over()
-            reply = await self._await_death(number, answer, time_s)
-            # All writers are dead: what remains is in the pipes.
-            await output.end()
-        finally:
-            os.close(code_fd)
-            output.close()
-        return _Death(
-            exit_code=reply["exit_code"],
-            limit="output" if output.flooded else reply["limit"],
-            duration_s=reply["duration_s"],
-            stdout=output.stdout.text(),
-            stderr=output.stderr.text(),
-            report=output.first_report(),
+def remedy(text: str) -> str:
+    """What the user can do about a start that failed with this message."""
+    if text.startswith("import:"):
+        return "Reinstall the package that it names."
+    apparmor = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+    if apparmor.exists() and apparmor.read_text().strip() == "1":
+        return "AppArmor forbids user namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+    clone = Path("/proc/sys/kernel/unprivileged_userns_clone")
+    if clone.exists() and clone.read_text().strip() == "0":
+        return "User namespaces are off: sudo sysctl kernel.unprivileged_userns_clone=1"
+    limit = Path("/proc/sys/user/max_user_namespaces")
+    if limit.exists() and limit.read_text().strip() == "0":
+        return "User namespaces are off: sudo sysctl user.max_user_namespaces=15000"
+    if "mount proc" in text or "unshare" in text:
+        return (
+            "Inside a container: start it with --security-opt seccomp=unconfined --security-opt"
+            " apparmor=unconfined --security-opt systempaths=unconfined, or run on the host."
         )
-
-    def _run_request(self, time_s: float, *, read_only: bool) -> dict[str, Any]:
-        limits = self._sandbox.limits
-        return {
-            "workspace": self._number,
-            "read_only": read_only,
-            "limits": {
-                "time_s": time_s,
-                "memory_bytes": limits.memory_mb << 20,
-                "processes": limits.processes,
-                "file_bytes": limits.workspace_mb << 20,
-            },
-        }
-
-    async def _await_death(
-        self, number: int, answer: asyncio.Future[Answer], time_s: float
-    ) -> dict[str, Any]:
-        try:
-            reply, _ = await self._zygote.receive(answer, time_s + REPLY_TIMEOUT_S)
-        except asyncio.CancelledError:
-            if self._zygote.alive:
-                await self._kill([number], None)
-                await asyncio.wait([answer], timeout=REPLY_TIMEOUT_S)
-            raise
-        return reply
-
-    async def _kill(self, run_number: list[int], limit: str | None) -> None:
-        if run_number and self._zygote.alive:
-            await self._zygote.send("kill", {"run": run_number[0], "limit": limit})
-
-    def _hidden_limit(self, exit_code: int, exception: str | None) -> Any:
-        """Limits that do not kill but make calls fail, which then made the code fail."""
-        if exit_code == 0:
-            return None
-        if exception == "MemoryError":
-            # Its own word, which cannot make a failed run look better.
-            return "memory"
-        space = os.statvfs(self._root_fd)
-        full = space.f_bavail * space.f_bsize < 65_536 or space.f_ffree == 0
-        return "disk" if full else None
-
-    def _read(self, path: str, max_bytes: int) -> bytes:
-        self._check_open()
-        if "\0" in path:
-            raise ValueError(f"{path!r} cannot be read: it holds a NUL")
-        with _as_read_errors(path):
-            fd = linux.open_beneath(self._root_fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise ValueError(f"{path!r} is not a regular file")
-            if found.st_size <= max_bytes:
-                with open(fd, "rb", closefd=False) as file:
-                    data = file.read(max_bytes + 1)
-                if len(data) <= max_bytes:
-                    return data
-            raise ValueError(f"{path!r} is larger than {max_bytes} bytes")
-        finally:
-            os.close(fd)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SandboxError("this workspace is closed")
-        if not self._zygote.alive:
-            raise SandboxError("the sandbox process died and took this workspace along: open a new one")
-
-
-def check_limits(limits: Limits) -> None:
-    """Raises `ConfigError` for a limit under which nothing could run."""
-    for name in ("time_s", "memory_mb", "processes", "output_bytes", "workspace_mb", "workspace_files"):
-        if not 0 < getattr(limits, name) < math.inf:
-            raise ConfigError(f"limits: {name} must be positive and finite, got {getattr(limits, name)}")
-
-
-def _check_name(name: str) -> str:
-    path = PurePosixPath(name)
-    if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name:
-        raise ConfigError(f"files: {name!r} is no relative path inside the workspace")
-    encoded = name.encode(errors="replace")
-    if len(encoded) > _MAX_NAME_BYTES or name != encoded.decode():
-        raise ConfigError(f"files: {name!r} is longer than {_MAX_NAME_BYTES} bytes or no valid text")
-    return path.as_posix()
-
-
-def _copy_all(contents: list[Path | bytes], fds: list[int]) -> None:
-    """Write each content to its descriptor and close it."""
-    try:
-        for content, fd in zip(contents, fds, strict=True):
-            if isinstance(content, bytes):
-                with boundary(DataError, "copying into the workspace (see Limits.workspace_mb)", OSError):
-                    _copy_bytes(content, fd)
-            else:
-                with boundary(DataError, f"copying {content} (see Limits.workspace_mb)", OSError):
-                    _copy_file(content, fd)
-    finally:
-        for fd in fds:
-            os.close(fd)
-
-
-def _copy_bytes(content: bytes, fd: int) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _copy_file(source: Path, fd: int) -> None:
-    with source.open("rb") as file:
-        while os.sendfile(fd, file.fileno(), None, 1 << 24):
-            pass
-
-
-def _memory_file(data: bytes) -> int:
-    fd = os.memfd_create("code")
-    _copy_bytes(data, fd)
-    return fd
-
-
-def _exception_name(claim: Any) -> str | None:
-    """The class name that the worker claims, if it looks like one."""
-    name = claim.get("exception") if isinstance(claim, dict) else None
-    return name if isinstance(name, str) and len(name) <= 100 and name.isidentifier() else None
-
-
-@contextmanager
-def _as_read_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise FileNotFoundError(errno.ENOENT, "no such file in the workspace", path) from None
-        raise ValueError(f"{path!r} cannot be read: {os.strerror(error.errno or 0)}") from None
+    return "A Linux 5.9 or later with user namespaces is needed."

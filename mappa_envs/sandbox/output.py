@@ -48,27 +48,26 @@ class HeadTail:
 
 
 class PipeReader:
-    """Feeds what arrives at a new pipe to a sink until all writers are gone."""
+    """Feeds what arrives at a new pipe to a sink."""
 
     def __init__(self, sink: Callable[[bytes], object]) -> None:
         self._loop = asyncio.get_running_loop()
         self._sink = sink
         self._fd, self.write_fd = os.pipe()
         os.set_blocking(self._fd, False)
-        self._ended: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._fd, self._read)
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """False where nothing more is to be had now."""
         try:
             data = os.read(self._fd, 1 << 18)
         except BlockingIOError:
-            return
-        if data:
-            self._sink(data)
-        else:
+            return False
+        if not data:
             self._loop.remove_reader(self._fd)
-            if not self._ended.done():
-                self._ended.set_result(None)
+            return False
+        self._sink(data)
+        return True
 
     def close_write_end(self) -> None:
         """Once the writing side has its copy."""
@@ -76,9 +75,10 @@ class PipeReader:
             os.close(self.write_fd)
             self.write_fd = -1
 
-    async def end(self) -> None:
-        """Wait until everything that was written has been read."""
-        await self._ended
+    def drain(self) -> None:
+        """Read what is in the pipe; nobody writes any more."""
+        while self._read():
+            pass
 
     def close(self) -> None:
         """Stop, whether or not the end has come."""
@@ -120,10 +120,10 @@ class RunOutput:
         for pipe in self._pipes:
             pipe.close_write_end()
 
-    async def end(self) -> None:
-        """Wait until everything that was written has been read."""
+    def drain(self) -> None:
+        """Read what is left. Call it when no writer can write any more."""
         for pipe in self._pipes:
-            await pipe.end()
+            pipe.drain()
 
     def close(self) -> None:
         """Idempotent for what `handed_over` closed; call it once."""

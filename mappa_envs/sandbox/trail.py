@@ -101,6 +101,31 @@ def compare(root_fd: int, before: Snapshot, after: Snapshot) -> tuple[FileRecord
     return tuple(records)
 
 
+def wipe(root_fd: int) -> None:
+    """Delete all that is in a folder in which nothing runs. Any depth, any permissions (as root)."""
+    os.fchmod(root_fd, 0o700)
+    prefix, number = os.urandom(8).hex(), 0
+    while names := os.listdir(root_fd):
+        for name in names:
+            try:
+                os.unlink(name, dir_fd=root_fd)
+                continue
+            except IsADirectoryError:
+                fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root_fd)
+            try:
+                os.fchmod(fd, 0o700)
+                for child in os.listdir(fd):
+                    try:
+                        os.unlink(child, dir_fd=fd)
+                    except IsADirectoryError:
+                        # Up to the top, so that no depth is too deep.
+                        number += 1
+                        os.rename(child, f"{prefix}{number}", src_dir_fd=fd, dst_dir_fd=root_fd)
+            finally:
+                os.close(fd)
+            os.rmdir(name, dir_fd=root_fd)
+
+
 def _record(path: bytes, change: Change, size: int, digest: str, kind: str) -> FileRecord:
     return FileRecord(
         path=path.decode("utf-8", "backslashreplace"), change=change, size=size, sha256=digest, kind=kind

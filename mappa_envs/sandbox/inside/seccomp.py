@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import platform
 import struct
 
@@ -46,20 +47,40 @@ DENIED = {
     "nfsservctl": (180, 42), "memfd_create": (319, 279), "memfd_secret": (447, 447),
     "shmget": (29, 194), "shmctl": (31, 195), "shmat": (30, 196), "shmdt": (67, 197),
     "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
-    "socket": (41, 198),  # socketpair stays: asyncio needs it and it reaches nobody
+    # All runs of a sandbox share one (empty) network namespace, in which names reach others.
+    "socket": (41, 198), "bind": (49, 200), "connect": (42, 203), "listen": (50, 201),
+    "accept": (43, 202), "accept4": (288, 242),
 }  # fmt: skip
+
+WRITING = {
+    "creat": (85, -1), "open": (2, -1), "truncate": (76, 45), "unlink": (87, -1), "unlinkat": (263, 35),
+    "rename": (82, -1), "renameat": (264, 38), "renameat2": (316, 276), "mkdir": (83, -1),
+    "mkdirat": (258, 34), "rmdir": (84, -1), "link": (86, -1), "linkat": (265, 37), "symlink": (88, -1),
+    "symlinkat": (266, 36), "mknod": (133, -1), "mknodat": (259, 33), "chmod": (90, -1),
+    "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, -1),
+    "fchown": (93, 55), "lchown": (94, -1), "fchownat": (260, 54), "utime": (132, -1), "utimes": (235, -1),
+    "futimesat": (261, -1), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    "openat2": (437, 437),
+}  # fmt: skip
+"""What else an inspector may not do: change files. `openat` it may, for reading."""
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE = {"x86_64": 56, "aarch64": 220}
+SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
+OPENAT = {"x86_64": 257, "aarch64": 56}
 CLONE3 = 435
 X32_BIT = 0x40000000
 NEW_NAMESPACES = (
     CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
 )
 
-_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
-_NUMBER_OFFSET, _ARCH_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 4, 16
+_NUMBER_OFFSET, _ARCH_OFFSET = 0, 4
+_FIRST_ARGUMENT_OFFSET, _SECOND_ARGUMENT_OFFSET, _THIRD_ARGUMENT_OFFSET = 16, 24, 32
+_SOCK_TYPE_MASK, _SOCK_STREAM = 0xF, 1
+_FOR_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -70,7 +91,7 @@ def _fail(number: int) -> bytes:
     return _instruction(_RETURN, 0x50000 | number)
 
 
-def program(machine: str) -> bytes:
+def program(machine: str, *, read_only: bool = False) -> bytes:
     """The filter as BPF for `machine` ("x86_64" or "aarch64"; `KeyError` otherwise)."""
     parts = [
         _instruction(_LOAD, _ARCH_OFFSET),
@@ -81,9 +102,27 @@ def program(machine: str) -> bytes:
     if machine == "x86_64":
         parts += [_instruction(_IF_AT_LEAST, X32_BIT, 0, 1), _fail(errno.ENOSYS)]
     column = list(AUDIT_ARCH).index(machine)
-    for numbers in DENIED.values():
+    denied = DENIED | WRITING if read_only else DENIED
+    for numbers in denied.values():
         if numbers[column] >= 0:
             parts += [_instruction(_IF_EQUAL, numbers[column], 0, 1), _fail(errno.EPERM)]
+    # asyncio needs pairs. Datagram ones can get a name (SO_PASSCRED) and send to others' names.
+    parts += [
+        _instruction(_IF_EQUAL, SOCKETPAIR[machine], 0, 5),
+        _instruction(_LOAD, _SECOND_ARGUMENT_OFFSET),
+        _instruction(_AND, _SOCK_TYPE_MASK),
+        _instruction(_IF_EQUAL, _SOCK_STREAM, 0, 1),
+        _instruction(_RETURN, _ALLOW),
+        _fail(errno.EPERM),
+    ]
+    if read_only:
+        parts += [
+            _instruction(_IF_EQUAL, OPENAT[machine], 0, 4),
+            _instruction(_LOAD, _THIRD_ARGUMENT_OFFSET),
+            _instruction(_IF_ANY_BIT, _FOR_WRITING, 0, 1),
+            _fail(errno.EPERM),
+            _instruction(_RETURN, _ALLOW),
+        ]
     # Its flags lie behind a pointer that a filter cannot read; libc falls back to clone.
     parts += [_instruction(_IF_EQUAL, CLONE3, 0, 1), _fail(errno.ENOSYS)]
     parts += [
@@ -100,9 +139,9 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def load() -> None:
+def load(*, read_only: bool) -> None:
     """Put the filter on this process and all its children, for good (needs no_new_privs)."""
-    code = program(platform.machine())
+    code = program(platform.machine(), read_only=read_only)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = _Program(len(code) // 8, ctypes.addressof(buffer))
     mode_filter = 2

@@ -1,34 +1,43 @@
-"""How much memory and how many tasks the processes of a run use, without cgroups."""
+"""What the processes of a run are doing, read from /proc: who they are, what they use, who is ending."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+_EXITING = 0x4  # PF_EXITING: past its last instruction of a program's own
 
 
 @dataclass
 class Usage:
-    """What the processes of one pid namespace use together."""
+    """What the processes of one run use together."""
 
     num_tasks: int = 0
     resident_bytes: int = 0
     """An upper bound: pages that processes share count once for each."""
-    pids: list[str] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
 
     def exact_bytes(self) -> int:
-        """Shared pages divided among those who share them; slow, as it walks the page tables."""
+        """Shared pages divided among those who share them; slow, as it walks the page tables.
+
+        The upper bound where we may not look, as into another user's process.
+        """
         total = 0
         for pid in self.pids:
-            with contextlib.suppress(OSError):
+            try:
                 fields = _fields(f"/proc/{pid}/smaps_rollup")
-                total += fields.get("Pss_Anon", 0) + fields.get("Pss_Shmem", 0)
+            except PermissionError:
+                return self.resident_bytes
+            except OSError:
+                continue
+            total += fields.get("Pss_Anon", 0) + fields.get("Pss_Shmem", 0)
         return total - _fields("/proc/self/status")["RssAnon"]  # at most what is the zygote's own
 
 
 def _fields(path: str) -> dict[str, int]:
-    """The numeric lines of a /proc file; kB become bytes."""
+    """The lines of a /proc file that start with a number; kB become bytes."""
     found = {}
     with open(path, encoding="ascii", errors="replace") as file:
         for line in file:
@@ -44,24 +53,47 @@ def private_bytes() -> int:
     return _fields("/proc/self/status")["VmData"]
 
 
-def pid_namespace(pid: int) -> int:
-    """The inode that identifies the pid namespace of a process."""
-    return os.stat(f"/proc/{pid}/ns/pid").st_ino
+def all_pids() -> list[int]:
+    """All processes that this one can see, in ascending order."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def usage(inits: Mapping[int, int]) -> dict[int, Usage]:
-    """The usage in each of the pid namespaces (namespace → its init), the inits aside."""
-    found = {namespace: Usage() for namespace in inits}
-    skipped = set(inits.values())
+def pids_of(key: int, key_of: Callable[[int], int | None]) -> list[int]:
+    """All processes with this key."""
+    return [pid for pid in all_pids() if key_of(pid) == key]
+
+
+def owner(pid: int) -> int | None:
+    """Its user id. The owner of /proc/PID will not do: a process can hide itself there."""
+    try:
+        return _fields(f"/proc/{pid}/status").get("Uid")
+    except OSError:
+        return None
+
+
+def is_ending(pid: int) -> bool:
+    """Not one instruction of its program will run any more: it is dead, or its last thread is dying."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            # After the name, which may hold anything: state, ppid, … flags (7th), … num_threads (18th).
+            words = file.read().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return int(words[17]) <= 1 and (words[0] in "ZX" or bool(int(words[6]) & _EXITING))
+
+
+def usage(keys: set[int], key_of: Callable[[int], int | None], skipped: set[int]) -> dict[int, Usage]:
+    """The usage of the processes with each of the keys, those `skipped` aside."""
+    found = {key: Usage() for key in keys}
     inherited = _fields("/proc/self/status")["RssAnon"]
-    for pid in os.listdir("/proc"):
-        if not pid.isdigit() or int(pid) in skipped:
-            continue
+    for pid in all_pids():
+        key = None if pid in skipped else key_of(pid)
         # A process may end at any moment, or already be a zombie without memory.
         with contextlib.suppress(OSError, KeyError):
-            used = found[pid_namespace(int(pid))]
-            fields = _fields(f"/proc/{pid}/status")
-            used.num_tasks += fields["Threads"]
-            used.resident_bytes += max(0, fields["RssAnon"] - inherited) + fields["RssShmem"]
-            used.pids.append(pid)
+            if key in found:
+                used = found[key]
+                fields = _fields(f"/proc/{pid}/status")
+                used.num_tasks += fields["Threads"]
+                used.resident_bytes += max(0, fields["RssAnon"] - inherited) + fields["RssShmem"]
+                used.pids.append(pid)
     return found

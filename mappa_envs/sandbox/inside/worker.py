@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import fcntl
 import gc
 import json
 import linecache
@@ -26,11 +27,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from . import linux, seccomp
+from .isolation import WORKSPACE, Isolation
 
 STARTED = "started"
-WORKSPACE = "/workspace"
 _CHANNEL, _REPORT = 3, 4
-_UID = 1000
 _MAX_OPEN_FILES = 256
 _SETUP_FAILED = 125
 
@@ -39,15 +39,15 @@ _SETUP_FAILED = 125
 class Setting:
     """What all workers of a zygote have in common."""
 
-    environment: dict[str, str]
     memory_baseline: int
+    isolation: Isolation
 
 
 def main(channel: socket.socket, setting: Setting) -> NoReturn:
     """Never returns to the zygote's code."""
     exit_code = _SETUP_FAILED
     try:
-        channel = prepare(channel)
+        channel = prepare(channel, setting.isolation)
         data, fds, _, _ = socket.recv_fds(channel, 4096, 8)
         if not data:
             os._exit(0)
@@ -55,28 +55,22 @@ def main(channel: socket.socket, setting: Setting) -> NoReturn:
         work = _read_all(fds[0])
         lock_in(order, fds, setting)
         channel.send(STARTED.encode())
-        channel.detach()
-        os.close(_CHANNEL)
         exit_code = 1  # should a late signal handler of the code raise
         exit_code = run(json.loads(work))
+        # The zygote answers at this word; the kernel takes much longer to free the memory.
+        channel.send(str(exit_code).encode())
     except OSError as error:
-        # After the start the channel is closed, so code that runs cannot come here.
+        # Ignored after the start: a word that is no number.
         with contextlib.suppress(OSError):
             channel.send(f"{error.strerror}".encode())
     finally:
         os._exit(exit_code)
 
 
-def prepare(channel: socket.socket) -> socket.socket:
+def prepare(channel: socket.socket, isolation: Isolation) -> socket.socket:
     """Everything that does not depend on the work; the channel, moved to its fixed place."""
     os.setsid()
-    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS, "mount, ipc, uts")
-    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
-    safe = linux.MS_NOSUID | linux.MS_NODEV
-    linux.umount("/ws")
-    linux.mount("proc", "/proc", "proc", safe | linux.MS_NOEXEC)
-    linux.mount("tmpfs", "/tmp", "tmpfs", safe, "size=64m,nr_inodes=20000,mode=1777")
-    linux.mount("tmpfs", "/dev/shm", "tmpfs", safe | linux.MS_NOEXEC, "size=64m,nr_inodes=2000,mode=1777")
+    isolation.prepare()
     os.dup2(channel.fileno(), _CHANNEL, inheritable=False)
     channel.detach()
     os.closerange(_CHANNEL + 1, os.sysconf("SC_OPEN_MAX"))
@@ -97,44 +91,22 @@ def _open_streams() -> None:
 
 def lock_in(order: dict[str, Any], fds: list[int], setting: Setting) -> None:
     """Workspace, limits, identity, capabilities and system calls, in an order that still may do the next."""
-    code, stdout, stderr, report, tree = fds
-    linux.attach_mount(tree, WORKSPACE)
-    if order["read_only"]:
-        flags = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
-        linux.mount("none", WORKSPACE, None, flags)
+    # Any of them may have the very number that another has to move to.
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for fd in fds]
+    os.closerange(_CHANNEL + 1, 32)
+    _code, stdout, stderr, report, *trees = high
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
-    # `report` may be the very number that it has to move to.
-    spare_report = os.dup(report)
-    for fd in (code, stdout, stderr, tree):
-        os.close(fd)
-    os.dup2(spare_report, _REPORT, inheritable=False)
-    os.closerange(_REPORT + 1, 64)
-    os.chdir(WORKSPACE)
-    _become_nobody(order["uid"])
-    _limit(order["limits"], setting.memory_baseline)
-    linux.drop_capabilities()
-    # Changing identity hid /proc/self from ourselves.
-    linux.prctl(linux.PR_SET_DUMPABLE, 1)
-    linux.check(linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1), "no_new_privs")
-    seccomp.load()
-
-
-def _become_nobody(uid: int) -> None:
-    """The workspace's uid, seen as the same ordinary uid from every worker's inside."""
+    os.dup2(report, _REPORT, inheritable=False)
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # the kernel's choice when the machine runs out
-    if uid:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-        linux.prctl(linux.PR_SET_DUMPABLE, 1)
-    # Also makes RLIMIT_NPROC count this run alone.
-    linux.unshare(linux.CLONE_NEWUSER, "worker's user")
-    lines = {"setgroups": "deny", "uid_map": f"{_UID} {uid} 1", "gid_map": f"{_UID} {uid} 1"}
-    for name, text in lines.items():
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
+    setting.isolation.enter(order, trees)
+    os.closerange(32, 64)
+    _limit(order["limits"], setting.memory_baseline)
+    linux.drop_capabilities()
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+    linux.check(linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1), "no_new_privs")
+    seccomp.load(read_only=order["read_only"])
 
 
 def _limit(limits: dict[str, Any], memory_baseline: int) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.metadata
+import importlib.util
 import io
 import json
 import math
@@ -20,30 +22,33 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import linux, watchdog, worker
+from .isolation import Isolation, Namespaces, Uids
 
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_FDS = 64
 WATCH_INTERVAL_S = 0.05
 START_TIMEOUT_S = 30.0
-INIT = ("/opt/bin/init", "2147483647")
-"""`sleep`, the first process of each run's pid namespace: killing it kills all the others."""
+EARLY_TRIES = 2000
+"""Looks at a worker that said that it ends, some microseconds each."""
 
 
 @dataclass(eq=False)
 class Step:
-    """A worker and its pid namespace, waiting (a spare) or running."""
+    """A worker, waiting (a spare) or running, and what belongs to its run."""
 
     pid: int
     init: int
+    """The process that all others of the run die with, or 0."""
     channel: socket.socket
     pid_fd: int
     init_fd: int
-    namespace: int
     run: int = -1
+    key: int = 0
     limits: dict[str, Any] = field(default_factory=dict)
     first_word: str | None = None
     started: float = 0.0
@@ -51,28 +56,27 @@ class Step:
     status: int | None = None
     limit: str | None = None
 
-    def kill(self) -> None:
-        # A descriptor of -1: reaped, and the process id may be somebody else's by now.
-        if self.init_fd >= 0:
-            os.kill(self.init, signal.SIGKILL)
-        if self.pid_fd >= 0:
-            os.kill(self.pid, signal.SIGKILL)
-
 
 class Zygote:
     """Workspaces, spares and runs; `serve` never returns."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.control = socket.socket(fileno=config["control_fd"])
-        self.num_spares: int = config["num_spares"]
-        self.many_uids: bool = config["many_uids"]
-        self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        self.num_spares = 1
+        self.isolation: Isolation
+        if config["isolation"] == "namespaces":
+            self.isolation = Namespaces(many_uids=config["many_uids"])
+        else:
+            self.isolation = Uids()
+            # Whatever a run leaves becomes our child when its parent dies.
+            linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
         self.setting = worker.Setting(
-            environment=config["environment"],
             memory_baseline=watchdog.private_bytes(),
+            isolation=self.isolation,
         )
         self.spares: list[Step] = []
         self.running: dict[int, Step] = {}
+        self.dying: list[Step] = []
         self.by_fd: dict[int, Step] = {}
         self.poll = select.poll()
         self.poll.register(self.control, select.POLLIN)
@@ -93,6 +97,7 @@ class Zygote:
                 elif fd in self.by_fd:
                     self.on_event(self.by_fd[fd], fd)
             self.enforce_limits()
+            self.bury()
 
     def add_spare(self) -> None:
         try:
@@ -101,12 +106,14 @@ class Zygote:
             self.num_spares = 0  # a run that needs a worker will say why
 
     def wait_ms(self) -> int | None:
+        if any(not step.init for step in self.dying):
+            return 1  # nothing will tell when the last of them is dead
         if not self.running:
             return None
         until = min(self.next_watch, *(step.deadline for step in self.running.values()))
         return max(0, math.ceil((until - time.monotonic()) * 1000))
 
-    def reply(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    def reply(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         socket.send_fds(self.control, [json.dumps(message).encode()], fds)
 
     def read_request(self) -> None:
@@ -119,24 +126,21 @@ class Zygote:
         except OSError as error:
             self.reply({"id": request["id"], "error": error.strerror or str(error), "errno": error.errno})
         finally:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
 
     def do_open(self, request: dict[str, Any], _: list[int]) -> None:
-        """A new workspace; the reply carries its folder, for the owner to read and list."""
-        path, uid = self.place(request)
-        os.mkdir(path, 0o700)
-        size = f"size={request['megabytes']}m,nr_inodes={request['num_inodes']},mode=700,uid={uid},gid={uid}"
-        linux.mount("tmpfs", path, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, size)
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        """A new workspace; the reply carries its folders, for the owner to read and list."""
+        number = request["workspace"]
+        self.isolation.make(number, request["megabytes"], request["num_inodes"])
+        folders = self.isolation.folders(number)
         try:
-            self.reply({"id": request["id"]}, (fd,))
+            self.reply({"id": request["id"]}, folders)
         finally:
-            os.close(fd)
+            close_all(folders)
 
     def do_create(self, request: dict[str, Any], _: list[int]) -> None:
         """New files in a workspace that no agent has used yet; the reply carries them, open for writing."""
-        path, uid = self.place(request)
+        path, uid = self.isolation.path(request["workspace"]), self.isolation.uid(request["workspace"])
         fds: list[int] = []
         try:
             for name in request["names"]:
@@ -148,52 +152,44 @@ class Zygote:
                         os.chown(folder, uid, uid)
                 fds.append(os.open(f"{path}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
                 os.fchown(fds[-1], uid, uid)
-            self.reply({"id": request["id"]}, tuple(fds))
+            self.reply({"id": request["id"]}, fds)
         finally:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
 
     def do_close(self, request: dict[str, Any], _: list[int]) -> None:
-        path, _uid = self.place(request)
-        linux.umount(path)
-        os.rmdir(path)
+        self.isolation.remove(request["workspace"])
         self.reply({"id": request["id"]})
 
     def do_run(self, request: dict[str, Any], fds: list[int]) -> None:
         """Send a worker on its way. `fds`: code, stdout, stderr, report. The reply comes at its death."""
-        path, uid = self.place(request)
-        order = {"limits": request["limits"], "read_only": request["read_only"], "uid": uid}
-        tree = linux.clone_mount(path)
+        number = request["workspace"]
+        order = {key: request[key] for key in ("limits", "read_only")}
+        order["uid"] = self.isolation.uid(number)
+        trees = self.isolation.trees(number)
         try:
             step = self.spares.pop() if self.spares else self.fork_worker()
             step.run, step.limits = request["id"], request["limits"]
+            step.key = self.isolation.key(number, step.init)
             step.deadline = time.monotonic() + START_TIMEOUT_S
             if not self.running:
                 self.next_watch = time.monotonic() + WATCH_INTERVAL_S
             self.running[step.run] = step
             # A spare may have died while it waited; its death is then an event of its own.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                socket.send_fds(step.channel, [json.dumps(order).encode()], [*fds, tree])
+                socket.send_fds(step.channel, [json.dumps(order).encode()], [*fds, *trees])
         finally:
-            os.close(tree)
+            close_all(trees)
 
     def do_kill(self, request: dict[str, Any], _: list[int]) -> None:
         step = self.running.get(request["run"])
         if step is not None:
             self.stop(step, request["limit"])
 
-    def place(self, request: dict[str, Any]) -> tuple[str, int]:
-        """Path and owner of a workspace: a uid of its own where there are many."""
-        number = int(request["workspace"])
-        return f"/ws/{number}", number if self.many_uids else 0
-
     def fork_worker(self) -> Step:
-        """A worker as the second process of a new pid namespace, its first being a sleeping init."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        linux.unshare(linux.CLONE_NEWPID, "pid")
         init = 0
         try:
-            init = os.posix_spawn(INIT[0], INIT, self.setting.environment)
+            init = self.isolation.before_fork()
             pid = os.fork()
             if pid == 0:
                 worker.main(theirs, self.setting)
@@ -203,21 +199,28 @@ class Zygote:
                 os.waitpid(init, 0)
             raise
         finally:
-            # Our next children must not land in a namespace whose init is somebody else's.
-            linux.setns(self.own_pid_namespace, linux.CLONE_NEWPID)
+            self.isolation.after_fork()
         theirs.close()
-        namespace = watchdog.pid_namespace(init)
-        step = Step(pid, init, ours, os.pidfd_open(pid), os.pidfd_open(init), namespace)
+        step = Step(pid, init, ours, os.pidfd_open(pid), os.pidfd_open(init) if init else -1)
         for fd in (step.pid_fd, step.init_fd, ours.fileno()):
-            self.by_fd[fd] = step
-            self.poll.register(fd, select.POLLIN)
+            if fd >= 0:
+                self.by_fd[fd] = step
+                self.poll.register(fd, select.POLLIN)
         return step
 
     def stop(self, step: Step, limit: str | None) -> None:
         if step.status is None and step.limit is None:
             step.limit = limit
         step.deadline = math.inf
-        step.kill()
+        self.kill(step)
+
+    def kill(self, step: Step) -> None:
+        # Where init_fd or pid_fd is -1, that process id may be somebody else's by now; and after the
+        # answer the next run of the same workspace may have begun.
+        if step.init_fd >= 0 or (not step.init and step.run in self.running):
+            self.isolation.kill_all(step.key, step.init)
+        if step.pid_fd >= 0:
+            os.kill(step.pid, signal.SIGKILL)
 
     def enforce_limits(self) -> None:
         now = time.monotonic()
@@ -226,9 +229,11 @@ class Zygote:
                 self.stop(step, "time")
         if now < self.next_watch or not self.running:
             return
-        usage = watchdog.usage({step.namespace: step.init for step in self.running.values()})
+        inits = {step.init for step in self.running.values()}
+        keys = {step.key for step in self.running.values()}
+        usage = watchdog.usage(keys, self.isolation.key_of, inits)
         for step in self.running.values():
-            used = usage[step.namespace]
+            used = usage[step.key]
             memory_bytes = step.limits["memory_bytes"]
             if used.num_tasks >= step.limits["processes"]:
                 self.stop(step, "processes")
@@ -238,45 +243,116 @@ class Zygote:
 
     def on_event(self, step: Step, fd: int) -> None:
         """A worker spoke, a worker died, or its init did, which dies only after all others in there."""
-        self.poll.unregister(fd)
-        del self.by_fd[fd]
         if fd == step.channel.fileno():
             self.hear(step)
             return
+        self.forget(fd)
         os.close(fd)
         if fd == step.pid_fd:
-            step.status = os.waitstatus_to_exitcode(os.waitpid(step.pid, 0)[1])
+            status = os.waitstatus_to_exitcode(os.waitpid(step.pid, 0)[1])
+            step.status = status if step.status is None else step.status
             step.pid_fd = -1
-            step.kill()
+            self.kill(step)
+            self.dying.append(step)
         else:
             os.waitpid(step.init, 0)
             step.init_fd = -1
-        if step.pid_fd == step.init_fd == -1:
+
+    def bury(self) -> None:
+        """Finish those of whom nothing lives."""
+        for step in list(self.dying):
+            if step.init_fd >= 0:
+                continue
+            if not step.init and step.run in self.running:
+                self.isolation.kill_all(step.key, 0)
+                if watchdog.pids_of(step.key, self.isolation.key_of):
+                    continue
+            self.dying.remove(step)
             self.finish(step)
 
+    def forget(self, fd: int) -> None:
+        if self.by_fd.pop(fd, None) is not None:
+            self.poll.unregister(fd)
+
     def hear(self, step: Step) -> None:
-        """The worker's only words come before the code's first: from here on the clock runs."""
-        step.first_word = step.channel.recv(4096).decode()
-        if step.first_word == worker.STARTED:
-            step.started = time.monotonic()
-            step.deadline = step.started + step.limits["time_s"]
+        """Its first word comes before the code's first: from here on the clock runs. Its second says
+        that it ends now, or is the code's own; then it ends, too."""
+        try:
+            word = step.channel.recv(4096, socket.MSG_DONTWAIT).decode("ascii", "replace")
+        except OSError:
+            word = ""
+        if step.first_word is None:
+            step.first_word = word
+            if word == worker.STARTED:
+                step.started = time.monotonic()
+                step.deadline = step.started + step.limits["time_s"]
+                return
+        self.forget(step.channel.fileno())
+        if step.first_word == worker.STARTED and word and step.status is None and step.limit is None:
+            self.end_early(step, word)
+
+    def end_early(self, step: Step, word: str) -> None:
+        """Answer as soon as nothing of the run can act any more; freeing its memory takes longer.
+
+        A worker that does not end at its word, or leaves something behind, is killed, and the answer
+        comes when all are dead.
+        """
+        for _ in range(EARLY_TRIES):
+            if watchdog.is_ending(step.pid):
+                break
+            os.sched_yield()
+        others = set(watchdog.pids_of(step.key, self.isolation.key_of)) - {step.pid, step.init}
+        if word.isdigit() and not others and watchdog.is_ending(step.pid):
+            step.status = int(word[:3]) & 255
+            self.answer(step)
+        self.kill(step)
 
     def finish(self, step: Step) -> None:
-        now = time.monotonic()
-        if self.by_fd.pop(step.channel.fileno(), None):
-            self.poll.unregister(step.channel)
+        """All of it is dead."""
+        if step.channel.fileno() in self.by_fd:
             self.hear(step)
+            self.forget(step.channel.fileno())
         step.channel.close()
         if step in self.spares:
             self.spares.remove(step)
             self.num_spares = 0  # it could not even wait: let a run say why
-        if self.running.pop(step.run, None) is None:
+        self.answer(step)
+
+    def answer(self, step: Step) -> None:
+        """Once for every run."""
+        if step.run not in self.running:
             return
+        del self.running[step.run]
         answer: dict[str, Any] = {"id": step.run, "exit_code": step.status, "limit": step.limit}
+        now = time.monotonic()
         answer["duration_s"] = max(0.0, now - (step.started or now))
         if step.first_word != worker.STARTED:
             answer["error"] = f"a worker did not start: {step.first_word or f'exit code {step.status}'}"
         self.reply(answer)
+
+
+def close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def check_image(packages: Iterable[str], masks: Iterable[str], refused: Iterable[str]) -> None:
+    """Does a container's image hold what it must, and nothing that gives tasks away?
+
+    Raises `ImportError`. On the host the root is made to measure, and all three are empty.
+    """
+    for name in packages:
+        try:
+            importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise ImportError(
+                f"package {name!r} is not in the image: build one with --package {name}"
+            ) from None
+    found = [name for name in refused if importlib.util.find_spec(name.replace("-", "_"))]
+    folders = {os.path.join(entry, mask): mask for mask in masks for entry in sys.path}
+    found += [mask for folder, mask in folders.items() if os.path.isdir(folder) and os.listdir(folder)]
+    if found:
+        raise ImportError(f"the image holds {found[0]}, from which tasks and their answers come")
 
 
 def warm_up() -> None:
@@ -314,6 +390,7 @@ def main() -> None:
     try:
         for name in config["imports"]:
             importlib.import_module(name)
+        check_image(config.get("packages", ()), config.get("masks", ()), config.get("refused", ()))
         warm_up()
         if len(os.listdir("/proc/self/task")) != 1:
             raise ImportError("a library started a thread, which forked workers cannot have")

@@ -1,0 +1,390 @@
+"""What both real backends do with a zygote: workspaces, runs, inspections, the file trail.
+
+Bound to the event loop that it is first used in. The `namespace` backend runs it in a thread of
+this process, the `docker` backend inside the container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import math
+import os
+import stat
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mappa_envs.errors import ConfigError, DataError, SandboxError, boundary
+from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
+from mappa_envs.sandbox.inside import linux
+from mappa_envs.sandbox.link import MAX_FDS, REPLY_TIMEOUT_S, Answer, Zygote
+from mappa_envs.sandbox.output import RunOutput
+from mappa_envs.sandbox.trail import Snapshot, compare, take_snapshot, wipe
+from mappa_envs.types import ToolResult
+
+MAX_REPORT_BYTES = 1 << 20
+MAX_CLAIM_BYTES = 4096
+OUTPUT_FACTOR = 1000
+"""A run that prints more than this times what is kept is killed."""
+
+_FILES_PER_REQUEST = MAX_FDS // 2
+_MAX_NAME_BYTES = 200  # so that the names of a request fit into its message
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Death:
+    """How a worker ended, as the zygote saw it, and what came through its pipes."""
+
+    exit_code: int
+    limit: Any
+    duration_s: float
+    stdout: str
+    stderr: str
+    report: Any
+
+
+class Engine(Sandbox):
+    """Starts nothing before the first workspace is opened, and anew when its zygote has died.
+
+    Parameters
+    ----------
+    launch : starts a zygote and waits until it is ready.
+    limits : what one run may use.
+    num_workspaces : that may be open at a time.
+    num_concurrent : runs at a time, first come, first served; default: the number of cores.
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[], Awaitable[Zygote]],
+        limits: Limits,
+        *,
+        num_workspaces: int,
+        num_concurrent: int | None = None,
+    ) -> None:
+        self.limits = limits
+        self.turns = asyncio.Semaphore(num_concurrent or os.cpu_count() or 1)
+        self.zygote: Zygote | None = None
+        self._launch = launch
+        self._num_workspaces = num_workspaces
+        self._starting = asyncio.Lock()
+        self._workspaces: set[EngineWorkspace] = set()
+        self._free_numbers: list[int] = []
+        self._num_used = 0
+
+    async def open(self, files: Mapping[str, Path | bytes] | None = None) -> EngineWorkspace:
+        contents = {_check_name(name): content for name, content in (files or {}).items()}
+        zygote = await self.living_zygote()
+        number = self._take_number()
+        limits = self.limits
+        fields = {
+            "workspace": number,
+            "megabytes": limits.workspace_mb,
+            # The root folder takes one.
+            "num_inodes": limits.workspace_files + 1,
+        }
+        try:
+            _, folders = await zygote.request("open", fields, num_fds=zygote.num_folders)
+        except asyncio.CancelledError:
+            # Requests are answered in order: this undoes the other.
+            if zygote.alive:
+                await zygote.send("close", {"workspace": number})
+            raise
+        workspace = EngineWorkspace(self, zygote, number, folders)
+        self._workspaces.add(workspace)
+        try:
+            await workspace.fill(contents)
+        except BaseException:
+            await workspace.close()
+            raise
+        return workspace
+
+    async def living_zygote(self) -> Zygote:
+        """The zygote, started where there is none that lives."""
+        async with self._starting:
+            if self.zygote is None or not self.zygote.alive:
+                self.zygote = await self._launch()
+                self._free_numbers, self._num_used = [], 0
+            return self.zygote
+
+    def _take_number(self) -> int:
+        if self._free_numbers:
+            return self._free_numbers.pop()
+        if self._num_used >= self._num_workspaces:
+            raise SandboxError(f"all {self._num_workspaces} workspaces of this sandbox are open: close some")
+        self._num_used += 1
+        return self._num_used
+
+    def forget(self, workspace: EngineWorkspace, zygote: Zygote, number: int) -> None:
+        """A closed workspace's number may be used again."""
+        self._workspaces.discard(workspace)
+        if zygote is self.zygote:
+            self._free_numbers.append(number)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(workspace.close() for workspace in list(self._workspaces)))
+        if self.zygote is not None:
+            self.zygote.abort("closed")
+            self.zygote = None
+
+
+class EngineWorkspace(Workspace):
+    """Folders that we hold by descriptors: the workspace and, where workers do not get one of their
+    own from the kernel, a scratch folder that stands in for /tmp."""
+
+    def __init__(self, engine: Engine, zygote: Zygote, number: int, folders: list[int]) -> None:
+        self._engine = engine
+        self._zygote = zygote
+        self._number = number
+        self._root_fd = folders[0]
+        self._scratch_fds = folders[1:]
+        self._busy = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._before = Snapshot()
+
+    async def run(self, blocks: str | Sequence[str]) -> ToolResult:
+        sources = [blocks] if isinstance(blocks, str) else list(blocks)
+        result: ToolResult = await self._track(asyncio.ensure_future(self._run(sources)))
+        return result
+
+    async def inspect(self, script: str, *, time_s: float = 20.0) -> Any:
+        return await self._track(asyncio.ensure_future(self._inspect(script, time_s)))
+
+    async def read(self, path: str, max_bytes: int) -> bytes:
+        return await asyncio.to_thread(self._read, path, max_bytes)
+
+    def _track(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def fill(self, files: dict[str, Path | bytes]) -> None:
+        """Copy the task's files in and take the first snapshot."""
+        names = list(files)
+        for start in range(0, len(names), _FILES_PER_REQUEST):
+            some = names[start : start + _FILES_PER_REQUEST]
+            fields = {"workspace": self._number, "names": some}
+            _, fds = await self._zygote.request("create", fields, num_fds=len(some))
+            await asyncio.to_thread(_copy_all, [files[name] for name in some], fds)
+        if files:
+            self._before = await asyncio.to_thread(take_snapshot, self._root_fd)
+
+    async def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._scratch_fds:
+            for fd in (self._root_fd, *self._scratch_fds):
+                await asyncio.to_thread(wipe, fd)
+        for fd in (self._root_fd, *self._scratch_fds):
+            os.close(fd)
+        if self._zygote.alive:
+            await self._zygote.request("close", {"workspace": self._number})
+        self._engine.forget(self, self._zygote, self._number)
+
+    async def _run(self, blocks: list[str]) -> ToolResult:
+        async with self._busy, self._engine.turns:
+            self._check_open()
+            await asyncio.sleep(self._before.settle_s())
+            limits = self._engine.limits
+            death = await self._execute(blocks, limits.time_s, MAX_CLAIM_BYTES, trusted=False)
+            # Whatever it left running is dead: nothing can change under our eyes.
+            before = self._before
+            self._before = await asyncio.to_thread(take_snapshot, self._root_fd)
+            files = await asyncio.to_thread(compare, self._root_fd, before, self._before)
+            exception = _exception_name(death.report)
+            return ToolResult(
+                stdout=death.stdout,
+                stderr=death.stderr,
+                exit_code=death.exit_code,
+                exception=exception,
+                limit=death.limit or self._hidden_limit(death.exit_code, exception),
+                duration_s=death.duration_s,
+                files=files,
+            )
+
+    async def _inspect(self, script: str, time_s: float) -> Any:
+        async with self._busy, self._engine.turns:
+            self._check_open()
+            death = await self._execute([script], time_s, MAX_REPORT_BYTES, trusted=True)
+            if death.report is None:
+                _log.debug("no report (exit %s, limit %s): %s", death.exit_code, death.limit, death.stderr)
+            return death.report
+
+    async def _execute(
+        self, blocks: list[str], time_s: float, max_report_bytes: int, *, trusted: bool
+    ) -> _Death:
+        """One worker from birth to death. Cancelled, it kills the worker and waits for its end."""
+        limits = self._engine.limits
+        numbers: list[int] = []
+
+        def flood() -> None:
+            # In the task set, as the loop itself holds tasks only weakly.
+            self._track(loop.create_task(self._kill(numbers, "output")))
+
+        loop = asyncio.get_running_loop()
+        most = limits.output_bytes * OUTPUT_FACTOR
+        output = RunOutput(limits.output_bytes, most, max_report_bytes, flood)
+        code_fd = _memory_file(json.dumps({"blocks": blocks, "trusted": trusted}).encode())
+        try:
+            fields = self._run_request(time_s, read_only=trusted)
+            number, answer = await self._zygote.send("run", fields, [code_fd, *output.write_fds])
+            numbers.append(number)
+            output.handed_over()
+            reply = await self._await_death(number, answer, time_s)
+            # All writers are dead: what remains is in the pipes.
+            output.drain()
+        finally:
+            os.close(code_fd)
+            output.close()
+            for fd in self._scratch_fds:
+                await asyncio.to_thread(wipe, fd)
+        return _Death(
+            exit_code=reply["exit_code"],
+            limit="output" if output.flooded else reply["limit"],
+            duration_s=reply["duration_s"],
+            stdout=output.stdout.text(),
+            stderr=output.stderr.text(),
+            report=output.first_report(),
+        )
+
+    def _run_request(self, time_s: float, *, read_only: bool) -> dict[str, Any]:
+        limits = self._engine.limits
+        return {
+            "workspace": self._number,
+            "read_only": read_only,
+            "limits": {
+                "time_s": time_s,
+                "memory_bytes": limits.memory_mb << 20,
+                "processes": limits.processes,
+                "file_bytes": limits.workspace_mb << 20,
+            },
+        }
+
+    async def _await_death(
+        self, number: int, answer: asyncio.Future[Answer], time_s: float
+    ) -> dict[str, Any]:
+        try:
+            reply, _ = await self._zygote.receive(answer, time_s + REPLY_TIMEOUT_S)
+        except asyncio.CancelledError:
+            if self._zygote.alive:
+                await self._kill([number], None)
+                await asyncio.wait([answer], timeout=REPLY_TIMEOUT_S)
+            raise
+        return reply
+
+    async def _kill(self, run_number: list[int], limit: str | None) -> None:
+        if run_number and self._zygote.alive:
+            await self._zygote.send("kill", {"run": run_number[0], "limit": limit})
+
+    def _hidden_limit(self, exit_code: int, exception: str | None) -> Any:
+        """Limits that do not kill but make calls fail, which then made the code fail."""
+        if exit_code == 0:
+            return None
+        if exception == "MemoryError":
+            # Its own word, which cannot make a failed run look better.
+            return "memory"
+        space = os.statvfs(self._root_fd)
+        full = space.f_bavail * space.f_bsize < 65_536 or space.f_ffree == 0
+        return "disk" if full else None
+
+    def _read(self, path: str, max_bytes: int) -> bytes:
+        self._check_open()
+        if "\0" in path:
+            raise ValueError(f"{path!r} cannot be read: it holds a NUL")
+        with _as_read_errors(path):
+            fd = linux.open_beneath(self._root_fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise ValueError(f"{path!r} is not a regular file")
+            if found.st_size <= max_bytes:
+                with open(fd, "rb", closefd=False) as file:
+                    data = file.read(max_bytes + 1)
+                if len(data) <= max_bytes:
+                    return data
+            raise ValueError(f"{path!r} is larger than {max_bytes} bytes")
+        finally:
+            os.close(fd)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise SandboxError("this workspace is closed")
+        if not self._zygote.alive:
+            raise SandboxError("the sandbox process died and took this workspace along: open a new one")
+
+
+def check_limits(limits: Limits) -> None:
+    """Raises `ConfigError` for a limit under which nothing could run."""
+    for name in ("time_s", "memory_mb", "processes", "output_bytes", "workspace_mb", "workspace_files"):
+        if not 0 < getattr(limits, name) < math.inf:
+            raise ConfigError(f"limits: {name} must be positive and finite, got {getattr(limits, name)}")
+
+
+def _check_name(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name:
+        raise ConfigError(f"files: {name!r} is no relative path inside the workspace")
+    encoded = name.encode(errors="replace")
+    if len(encoded) > _MAX_NAME_BYTES or name != encoded.decode():
+        raise ConfigError(f"files: {name!r} is longer than {_MAX_NAME_BYTES} bytes or no valid text")
+    return path.as_posix()
+
+
+def _copy_all(contents: list[Path | bytes], fds: list[int]) -> None:
+    """Write each content to its descriptor and close it."""
+    try:
+        for content, fd in zip(contents, fds, strict=True):
+            if isinstance(content, bytes):
+                with boundary(DataError, "copying into the workspace (see Limits.workspace_mb)", OSError):
+                    _copy_bytes(content, fd)
+            else:
+                with boundary(DataError, f"copying {content} (see Limits.workspace_mb)", OSError):
+                    _copy_file(content, fd)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _copy_bytes(content: bytes, fd: int) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _copy_file(source: Path, fd: int) -> None:
+    with source.open("rb") as file:
+        while os.sendfile(fd, file.fileno(), None, 1 << 24):
+            pass
+
+
+def _memory_file(data: bytes) -> int:
+    fd = os.memfd_create("code")
+    _copy_bytes(data, fd)
+    return fd
+
+
+def _exception_name(claim: Any) -> str | None:
+    """The class name that the worker claims, if it looks like one."""
+    name = claim.get("exception") if isinstance(claim, dict) else None
+    return name if isinstance(name, str) and len(name) <= 100 and name.isidentifier() else None
+
+
+@contextmanager
+def _as_read_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise FileNotFoundError(errno.ENOENT, "no such file in the workspace", path) from None
+        raise ValueError(f"{path!r} cannot be read: {os.strerror(error.errno or 0)}") from None

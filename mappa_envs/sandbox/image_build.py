@@ -1,0 +1,175 @@
+"""Builds the Docker sandbox's image, in the daemon, through the `docker` package.
+
+With a registry and a package index the image comes from `python:3.12-slim` and pinned wheels. Offline its
+base is made of this machine's interpreter and packages (`image_base`). `image/Dockerfile` does the rest.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tarfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from mappa_envs.errors import ConfigError, SandboxUnavailable, UnavailableError
+from mappa_envs.sandbox.image.prepare import BAD_PACKAGE
+from mappa_envs.sandbox.image_base import ENV_CHANGES, stream_base
+from mappa_envs.sandbox.rootfs import IMPORTS, MASKS, REFUSED, plan_rootfs
+
+DEFAULT_IMAGE = "mappa-sandbox:1"
+CONNECT_TIMEOUT_S = 10
+SILENCE_TIMEOUT_S = 900
+"""The longest wait for the daemon's next word while it builds: pip says nothing for minutes."""
+LABEL = "mappa.sandbox"
+"""On all that the Dockerfile makes, so that what a build leaves over can be found."""
+BASE_NAME = "mappa-sandbox-base"
+OFFLINE_ADVICE = (
+    "Without a registry or a package index build from this machine's own packages:"
+    " python -m mappa_envs build-image --offline"
+)
+_TAG = re.compile(r"([a-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]*)?", re.ASCII)
+
+Log = Callable[[str], None]
+
+
+def connect() -> Any:
+    """A client of the `docker` package whose daemon answers.
+
+    Raises `SandboxUnavailable`, with what to do, without the package or without a daemon.
+    """
+    try:
+        import docker
+        import requests
+    except ImportError:
+        raise SandboxUnavailable("the docker package is missing: pip install 'mappa[docker]'") from None
+    host = os.environ.get("DOCKER_HOST")
+    where = f"DOCKER_HOST={host}" if host else "/var/run/docker.sock (DOCKER_HOST is not set)"
+    try:
+        client = docker.from_env(timeout=CONNECT_TIMEOUT_S)
+        client.ping()
+    except (docker.errors.DockerException, requests.RequestException, ValueError) as error:
+        raise SandboxUnavailable(
+            f"no Docker daemon answers at {where}: start one, set DOCKER_HOST to its address"
+            f" (`docker context ls` shows it), or join the group that may use its socket ({error})"
+        ) from error
+    return client
+
+
+def print_log(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def build_image(
+    tag: str = DEFAULT_IMAGE,
+    packages: Sequence[str] = (),
+    *,
+    offline: bool = False,
+    log: Log = print_log,
+) -> None:
+    """Build the image and name it `tag`. An older image of that name is deleted unless a container uses it.
+
+    Parameters
+    ----------
+    packages : distributions that agents' code may import beyond the sandbox's own. Offline they must be
+        installed here.
+    offline : take the interpreter and all packages from this machine, and need no network.
+    log : gets the daemon's output as it comes, in pieces of lines.
+
+    Raises `ConfigError` for a senseless tag and for a package that cannot or must not be in the image,
+    `UnavailableError`, with what to do, where daemon, registry or package index are missing.
+    """
+    _check(tag, packages)
+    plan = plan_rootfs(packages) if offline else None
+    client = connect()
+    client.api.timeout = SILENCE_TIMEOUT_S
+    with _translated_errors(), closing(client):
+        if plan is None:
+            _build(client, tag, {"PACKAGES": " ".join(packages)}, log)
+            return
+        # Its name is only for FROM. Afterwards it is a nameless part of the image, or gone.
+        base = f"{BASE_NAME}:{uuid.uuid4().hex[:12]}"
+        log(f"Sending this machine's interpreter and packages as {base}\n")
+        repository, _, version = base.partition(":")
+        client.api.import_image_from_data(
+            stream_base(plan), repository=repository, tag=version, changes=ENV_CHANGES
+        )
+        try:
+            _build(client, tag, {"BASE": base, "INSTALL": "0"}, log, network_mode="none")
+        finally:
+            # By force: after Ctrl-C a step's container may still use it.
+            client.images.remove(base, force=True)
+
+
+def _check(tag: str, packages: Sequence[str]) -> None:
+    if not _TAG.fullmatch(tag):
+        raise ConfigError(f"tag: {tag!r} is no image name; write it like {DEFAULT_IMAGE}")
+    for name in packages:
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
+            raise ConfigError(
+                f"packages: {name!r} is no distribution's name; give bare names, as in lightgbm"
+            )
+        if re.sub(r"[-_.]+", "-", name).lower() in REFUSED:
+            raise ConfigError(f"packages: {name!r} ships tasks with answers and never enters the sandbox")
+
+
+def _build(
+    client: Any, tag: str, arguments: Mapping[str, str], log: Log, network_mode: str | None = None
+) -> None:
+    rules = {"REFUSED": " ".join(sorted(REFUSED)), "MASKS": " ".join(MASKS), "IMPORTS": " ".join(IMPORTS)}
+    try:
+        for entry in client.api.build(
+            fileobj=_context(),
+            custom_context=True,
+            tag=tag,
+            buildargs=rules | dict(arguments),
+            rm=True,
+            forcerm=True,
+            network_mode=network_mode,
+            decode=True,
+        ):
+            log(_text(entry))
+            if "error" in entry:
+                raise _failure(entry)
+    finally:
+        # Steps of failed builds, and the image whose name this one took. What a container uses stays.
+        client.images.prune({"dangling": True, "label": LABEL})
+
+
+def _context() -> io.BytesIO:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for name in ("Dockerfile", "requirements.txt", "prepare.py"):
+            tar.add(Path(__file__).parent / "image" / name, name)
+    data.seek(0)
+    return data
+
+
+def _text(entry: Mapping[str, Any]) -> str:
+    if "stream" in entry:
+        return str(entry["stream"])
+    if "status" in entry and not entry.get("progressDetail"):
+        return f"{entry.get('id', '')} {entry['status']}\n".lstrip()
+    return ""
+
+
+def _failure(entry: Mapping[str, Any]) -> ConfigError | UnavailableError:
+    message = str(entry["error"]).strip()
+    if entry.get("errorDetail", {}).get("code") == BAD_PACKAGE:
+        return ConfigError(f"packages: one cannot or must not be installed, see the lines above ({message})")
+    return UnavailableError(f"the image was not built: {message}. {OFFLINE_ADVICE}")
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    import docker
+    import requests
+
+    try:
+        yield
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        raise UnavailableError(f"the Docker daemon did not build the image: {error}") from error
