@@ -27,11 +27,14 @@ PACKAGES = (
 )
 
 
+_MARKS = {True: "ok", False: "PROBLEM", None: "-"}
+
+
 class Line(Protocol):
     """What both kinds of finding have."""
 
     @property
-    def ok(self) -> bool: ...
+    def ok(self) -> bool | None: ...
 
     @property
     def message(self) -> str: ...
@@ -82,8 +85,8 @@ def _doctor(options: argparse.Namespace) -> int:
         advice = f"is missing: pip install {name}" if name in missing else metadata.version(name)
         print(f"{'MISSING' if name in missing else 'ok':8}{name}: {advice}")
     findings = probe()
-    _print_lines((finding.name, finding) for finding in findings)
-    return int(bool(missing) or not all(finding.ok for finding in findings))
+    _print_lines((f"sandbox {finding.name}", finding) for finding in findings)
+    return int(bool(missing) or any(finding.ok is False for finding in findings))
 
 
 def _is_installed(name: str) -> bool:
@@ -127,7 +130,7 @@ def _build_image(options: argparse.Namespace) -> int:
 
 def _print_lines(lines: Iterable[tuple[str, Line]]) -> None:
     for name, line in lines:
-        print(f"{'ok' if line.ok else 'PROBLEM':8}{name}: {line.message}")
+        print(f"{_MARKS[line.ok]:8}{name}: {line.message}")
 
 
 if __name__ == "__main__":

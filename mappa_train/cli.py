@@ -204,11 +204,6 @@ def _presets() -> list[str]:
 def _settings(options: argparse.Namespace) -> Config:
     names = {item.name for item in dataclasses.fields(Config)}
     given = {name: value for name, value in vars(options).items() if name in names}
-    if given.get("sandbox") == "unsafe-local":
-        raise ConfigError(
-            "--sandbox unsafe-local: it isolates nothing and is for environments used by hand; "
-            "training runs what an untrained model writes. Choose auto or namespace"
-        )
     return resolve(given, preset=options.preset, file=options.config)
 
 

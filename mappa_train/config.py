@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from mappa_envs.errors import ConfigError
+from mappa_envs.sandbox import KINDS, check_kind
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -49,8 +50,10 @@ class Config:
     lora_alpha: int = option(32, "Scale of the adapter: its update is multiplied by alpha / rank.", low=1)
     engine: Literal["auto", "transformers"] = option("auto", "What samples. auto takes transformers here.")
     coach: str = option("rubric", "Who scores: rubric (offline, deterministic) or a registered coach.")
-    sandbox: Literal["auto", "namespace"] = option(
-        "auto", "Where agents' code runs. auto takes what isolates here."
+    sandbox: str = option(
+        "auto",
+        "Where agents' code runs: namespace (no set-up), docker or docker:IMAGE. auto takes the first that "
+        "works here.",
     )
     steps: int = option(5, "Number of training steps (updates of every agent).", low=1)
     episodes_per_step: int = option(
@@ -139,6 +142,19 @@ def _check(config: Config) -> None:
             raise ConfigError(f"{flag} {value}: must be greater than {item.metadata['above']:g}")
         if "high" in item.metadata and value > item.metadata["high"]:
             raise ConfigError(f"{flag} {value}: must be at most {item.metadata['high']:g}")
+    _check_sandbox(config.sandbox)
+
+
+def _check_sandbox(kind: str) -> None:
+    if kind == "unsafe-local":
+        raise ConfigError(
+            "--sandbox unsafe-local: it isolates nothing and is for environments used by hand; "
+            "training runs what an untrained model writes. Choose auto, namespace or docker"
+        )
+    try:
+        check_kind(kind)
+    except ConfigError as error:
+        raise ConfigError(f"--sandbox {kind}{did_you_mean(kind, KINDS)}: {error}") from None
 
 
 def parse_value(name: str, value: Any) -> Any:

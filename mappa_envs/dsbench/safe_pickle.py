@@ -12,12 +12,14 @@ import gzip
 import importlib
 import io
 import lzma
+import math
 import os
 import pickle
 import re
 import stat
 import types
 import zlib
+from collections import deque
 from typing import Any, ClassVar
 
 MAX_BYTES = 256 * 2**20
@@ -58,6 +60,15 @@ CODE = frozenset({"function", "builtin_function_or_method", "module", "cython_fu
 SCORERS = re.compile(
     r"sklearn\.(metrics\._(ranking|regression|classification)|feature_selection\._univariate_selection)"
 )
+METHOD_NAMES = re.compile(r"_?(stack|response|chain)_method_?")
+METHODS = frozenset(
+    {"auto", "predict", "predict_proba", "predict_log_proba", "decision_function", "transform"}
+)
+MANAGERS = ("BlockManager", "SingleBlockManager")
+NUMBERS = (bool, int, float, object)
+ALIGNED = 0x80
+"""The flag of a dtype that says nothing about its content."""
+NO_CLASS = "no class of numpy, pandas, scipy or scikit-learn"
 PANDAS_DATA = re.compile(r"pandas\._libs\.(arrays|internals|interval|sparse|missing|tslibs)\b")
 
 
@@ -77,8 +88,12 @@ def _sklearn_module(module: str) -> bool:
 
 
 def _may_import(module: str) -> bool:
+    parts = module.split(".")
+    # Importing runs it.
+    if any(part.startswith("__") or part in ("tests", "testing", "conftest", "f2py") for part in parts):
+        return False
     return (
-        module.split(".")[0] in ("numpy", "pandas")
+        parts[0] in ("numpy", "pandas")
         or re.match(r"scipy\.special\b", module) is not None
         or _sklearn_module(module)
         or _scipy_module(module)
@@ -106,32 +121,52 @@ def _class_passes(found: type) -> bool:
     return _sklearn_module(home) or _scipy_module(home)
 
 
-def _function_passes(found: Any, module: str, name: str) -> bool:
-    """Constructors that Cython generates, and scikit-learn's scoring functions.
-
-    A scorer must be a public function that its module defines: any other name there, `__builtins__` first
-    of all, would hand out what can rewrite these checks.
-    """
+def _is_cython_maker(module: str, name: str) -> bool:
+    """A constructor that Cython generates."""
     if name == "newObj" or name.startswith("__pyx_unpickle_"):
         return (
             _sklearn_module(module) or PANDAS_DATA.match(module) is not None or module[:13] == "numpy.random."
         )
-    if "unpickle" in name:
-        return PANDAS_DATA.match(module) is not None
+    return "unpickle" in name and PANDAS_DATA.match(module) is not None
+
+
+def _is_scorer(found: Any, module: str, name: str) -> bool:
+    """A public function that a module of scoring functions defines.
+
+    Any other name there, `__builtins__` first of all, would hand out what can rewrite these checks.
+    """
     own = isinstance(found, types.FunctionType) and found.__module__ == module
     return own and not name.startswith("_") and SCORERS.fullmatch(module) is not None
 
 
 class SafeUnpickler(pickle._Unpickler):
-    """The pure-Python unpickler, because only it lets BUILD be guarded; reads joblib's files too."""
+    """The pure-Python unpickler, because only it lets each step be guarded; reads joblib's files too.
+
+    Beyond the names: only classes and the listed functions are called, so that no object that the pickle made
+    acts at loading; no attribute hides a method or tells numpy where its memory is; containers are filled,
+    not others; arrays and dtypes are set once, by state that fits.
+    """
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+    stack: list[Any]
+    metastack: list[list[Any]]
+    memo: dict[int, Any]
 
     def __init__(self, file: io.BytesIO) -> None:
         import numpy as np
 
         super().__init__(file)
-        self.file_handle, self.filename, self.mmap_mode, self.np = file, "", None, np
+        self.file_handle, self.np = file, np
+        self._makers: list[Any] = []
+        self._made: list[Any] = []
+
+    def load(self) -> Any:
+        """Raises `Refused`, or whatever a broken pickle raises."""
+        value = super().load()
+        # Again: a list that an attribute holds may have grown since.
+        for owner in self._made:
+            check_attributes(owner)
+        return value
 
     def find_class(self, module: str, name: str) -> Any:
         asked = f"{module}.{name}"[:80]
@@ -140,28 +175,211 @@ class SafeUnpickler(pickle._Unpickler):
             module = module.replace("numpy.core.", "numpy._core.", 1)
         plain = name in PLAIN.get(module, "").split()
         if not plain and ("." in name or not _may_import(module)):
-            raise Refused(asked)
+            raise Refused(f"{asked}, which is {NO_CLASS}")
         found = getattr(importlib.import_module(module), name)
-        if plain or isinstance(found, self.np.ufunc):
-            return found
-        if _class_passes(found) if isinstance(found, type) else _function_passes(found, module, name):
-            return found
-        raise Refused(asked)
+        if isinstance(found, type):
+            allowed = plain or _class_passes(found)
+        elif plain or _is_cython_maker(module, name):
+            allowed = True
+            self._makers.append(found)
+        else:
+            allowed = isinstance(found, self.np.ufunc) or _is_scorer(found, module, name)
+        if not allowed:
+            raise Refused(f"{asked}, which is {NO_CLASS}")
+        return found
+
+    def _check_call(self, function: Any, arguments: Any) -> None:
+        """Is this a call that a genuine pickle makes?"""
+        name = str(getattr(function, "__name__", type(function).__name__))[:80]
+        is_class = isinstance(function, type)
+        if not (is_class or any(function is maker for maker in self._makers)):
+            raise Refused(f"a call of {name}")
+        # Its constructor takes a buffer for an array of objects.
+        if is_class and issubclass(function, self.np.ndarray):
+            raise Refused(f"a call of {name}")
+        for argument in arguments:
+            if callable(argument) and not isinstance(argument, type):
+                if not any(argument is maker for maker in self._makers):
+                    raise Refused(f"a call of {name} with a function")
+        first, second = (*arguments, None, None)[:2]
+        if name == "_reconstructor" and second is not object:
+            raise Refused(f"a call of {name} with a base class")
+        if name.startswith("_new_") and not _is_index(first):
+            raise Refused(f"a call of {name} for another class")
+
+    def load_reduce(self) -> None:
+        self._check_call(self.stack[-2], self.stack[-1])
+        super().load_reduce()  # type: ignore[misc]
+        made = self.stack[-1]
+        if isinstance(made, self.np.dtype):
+            _check_dtype(made)
+        self._note(made)
+
+    def load_newobj(self) -> None:
+        self._check_call(self.stack[-2], self.stack[-1])
+        super().load_newobj()  # type: ignore[misc]
+
+    def load_newobj_ex(self) -> None:
+        self._check_call(self.stack[-3], (*self.stack[-2], *self.stack[-1].values()))
+        super().load_newobj_ex()  # type: ignore[misc]
+
+    def _instantiate(self, function: Any, arguments: Any) -> None:
+        self._check_call(function, arguments)
+        super()._instantiate(function, arguments)  # type: ignore[misc]
+        self._note(self.stack[-1])
+
+    def _note(self, made: Any) -> None:
+        """Check its attributes, now and at the end."""
+        if hasattr(made, "__dict__") and not isinstance(made, type):
+            check_attributes(made)
+            self._made.append(made)
 
     def load_build(self) -> None:
         """Set an object's state, but never that of a class, function or module: it would be a patch."""
-        stack: list[Any] = self.stack  # type: ignore[attr-defined]
-        target = stack[-2]
+        state, target = self.stack[-1], self.stack[-2]
         if isinstance(target, type) or type(target).__name__ in CODE:
             raise Refused(f"a change to {getattr(target, '__name__', 'a module')}")
+        if isinstance(target, self.np.dtype):
+            self._build_dtype(target)
+            return
+        if isinstance(target, self.np.ndarray) and target.size:
+            raise Refused("a change to an array, whose memory others may use")
+        self.stack[-1] = _copy_state(state)
         super().load_build()  # type: ignore[misc]
-        wrapper = stack[-1]
-        if type(wrapper).__name__ == "NumpyArrayWrapper":
-            # joblib stores an array's bytes behind its wrapper, an object array as a nested pickle.
-            nested = getattr(wrapper.dtype, "hasobject", False)
-            stack[-1] = SafeUnpickler(self.file_handle).load() if nested else wrapper.read(self, True)
+        self._note(self.stack[-1])
+        if type(target).__name__ == "NumpyArrayWrapper":
+            self.stack[-1] = self._read_array(target)
 
+    def _build_dtype(self, target: Any) -> None:
+        """Give the state to a copy: arrays may already use the other."""
+        maker, arguments = target.__reduce__()[:2]
+        fresh = maker(*arguments)
+        fresh.__setstate__(self.stack.pop())
+        _check_dtype(fresh)
+        self.stack[-1] = fresh
+        for key, value in self.memo.items():
+            if value is target:
+                self.memo[key] = fresh
+
+    def _read_array(self, wrapper: Any) -> Any:
+        """joblib stores an array's bytes behind its wrapper, an object array as a nested pickle."""
+        dtype, shape, np = wrapper.dtype, wrapper.shape, self.np
+        if not isinstance(dtype, np.dtype) or not all(type(n) is int and n >= 0 for n in shape):
+            raise Refused("a broken array")
+        if dtype.hasobject:
+            return SafeUnpickler(self.file_handle).load()
+        if vars(wrapper).get("numpy_array_alignment_bytes") is not None:
+            self.file_handle.read(self.file_handle.read(1)[0])
+        data = self.file_handle.read(math.prod(shape) * dtype.itemsize)
+        array = np.frombuffer(bytearray(data), dtype)
+        array = array.reshape(shape[::-1]).T if wrapper.order == "F" else array.reshape(shape)
+        return array.astype(dtype.newbyteorder("="), copy=False)
+
+    def _check_filled(self, target: Any, kinds: tuple[type, ...]) -> None:
+        if type(target) not in kinds and not (dict in kinds and isinstance(target, dict)):
+            raise Refused(f"a {type(target).__name__} filled like a {kinds[0].__name__}")
+
+    def load_append(self) -> None:
+        self._check_filled(self.stack[-2], (list, deque))
+        super().load_append()  # type: ignore[misc]
+
+    def load_appends(self) -> None:
+        self._check_filled(self.metastack[-1][-1], (list, deque))
+        super().load_appends()  # type: ignore[misc]
+
+    def load_additems(self) -> None:
+        self._check_filled(self.metastack[-1][-1], (set,))
+        super().load_additems()  # type: ignore[misc]
+
+    def load_setitem(self) -> None:
+        self._check_filled(self.stack[-3], (dict,))
+        super().load_setitem()  # type: ignore[misc]
+        self._note(self.stack[-1])
+
+    def load_setitems(self) -> None:
+        self._check_filled(self.metastack[-1][-1], (dict,))
+        super().load_setitems()  # type: ignore[misc]
+        self._note(self.stack[-1])
+
+    dispatch[pickle.REDUCE[0]] = load_reduce
+    dispatch[pickle.NEWOBJ[0]] = load_newobj
+    dispatch[pickle.NEWOBJ_EX[0]] = load_newobj_ex
     dispatch[pickle.BUILD[0]] = load_build
+    dispatch[pickle.APPEND[0]] = load_append
+    dispatch[pickle.APPENDS[0]] = load_appends
+    dispatch[pickle.ADDITEMS[0]] = load_additems
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+
+
+def _is_index(found: Any) -> bool:
+    import pandas as pd
+
+    return isinstance(found, type) and issubclass(found, pd.Index)
+
+
+def _check_dtype(dtype: Any) -> None:
+    """A dtype that lies about where its objects are makes numpy take bytes for pointers."""
+    import numpy as np
+
+    if dtype.subdtype is not None:
+        _check_dtype(dtype.base)
+        sound = dtype == np.dtype((dtype.base, dtype.shape)) and not dtype.hasobject
+    elif dtype.names is not None:
+        parts = [dtype.fields[name] for name in dtype.names]
+        for part in parts:
+            _check_dtype(part[0])
+        fields = {"names": dtype.names, "formats": [p[0] for p in parts], "offsets": [p[1] for p in parts]}
+        honest = np.dtype({**fields, "itemsize": dtype.itemsize})
+        sound = not honest.hasobject and dtype.flags & ~ALIGNED == honest.flags & ~ALIGNED
+    else:
+        honest = np.dtype(dtype.str) if dtype.kind != "T" else dtype
+        sound = dtype.flags == honest.flags and dtype.itemsize == honest.itemsize
+    if not sound:
+        raise Refused("a broken dtype")
+
+
+def _copy_state(state: Any) -> Any:
+    """Nobody else holds the dicts that become attributes; checked before anything can look at them."""
+    if isinstance(state, dict):
+        for key in state:
+            _check_key(key)
+        return dict(state)
+    if type(state) is tuple:
+        return tuple(_copy_state(part) if isinstance(part, dict) else part for part in state)
+    return state
+
+
+def _check_key(key: Any) -> None:
+    """numpy, for one, reads memory where an object's `__array_interface__` says."""
+    if isinstance(key, str) and key.startswith("__") and key.endswith("__"):
+        raise Refused(f"an attribute {key[:40]}")
+
+
+def check_attributes(owner: Any) -> None:
+    """Refuse what would make the object act otherwise than its class does."""
+    import numpy as np
+    import pandas as pd
+
+    attributes, kind = dict(vars(owner)), type(owner)
+    if isinstance(owner, np.ndarray):
+        return
+    if any(callable(getattr(kind, key, None)) for key in attributes if isinstance(key, str)):
+        raise Refused(f"a {kind.__name__} with a method replaced")
+    if isinstance(owner, (pd.DataFrame, pd.Series)) and type(owner._mgr).__name__ not in MANAGERS:
+        raise Refused(f"a {kind.__name__} without data")
+    if isinstance(owner, dict):
+        attributes.update(owner)
+    for key, value in attributes.items():
+        _check_key(key)
+        # A class where a function is expected is a call of its constructor.
+        if isinstance(value, type) and value not in NUMBERS and not issubclass(value, np.generic):
+            raise Refused(f"the class {value.__name__} as an attribute")
+        # scikit-learn calls what these name, of objects and with arguments that the pickle chose.
+        if isinstance(key, str) and METHOD_NAMES.fullmatch(key):
+            names = value if isinstance(value, (list, tuple)) else [value]
+            if not all(isinstance(name, str) and name in METHODS for name in names):
+                raise Refused(f"a {kind.__name__} with an odd {key}")
 
 
 def read_bytes(path: str, limit: int = MAX_BYTES) -> bytes:
@@ -182,22 +400,28 @@ def read_bytes(path: str, limit: int = MAX_BYTES) -> bytes:
     return data
 
 
+def _decompressed(data: bytes) -> bytes:
+    """What `joblib` and `pandas` compressed. Raises `Fault` where it would be too much."""
+    whole = data
+    if data.startswith(b"x"):
+        whole = zlib.decompressobj().decompress(data, MAX_BYTES + 1)
+    for magic, opener in ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open)):
+        if data.startswith(magic):
+            with opener(io.BytesIO(data)) as file:
+                whole = file.read(MAX_BYTES + 1)
+    if len(whole) > MAX_BYTES:
+        raise Fault(f"it has more than {MAX_BYTES} bytes when decompressed")
+    return whole
+
+
 def load(path: str) -> Any:
     """Unpickle a file of pickle, joblib or pandas. Raises `Refused` or `Fault`."""
     data = read_bytes(path)
-    openers: list[tuple[bytes, Any]] = [
-        (b"\x1f\x8b", gzip.decompress), (b"BZh", bz2.decompress), (b"\xfd7zXZ", lzma.decompress),
-        (b"x", zlib.decompress),
-    ]  # fmt: skip
     try:
-        for magic, decompress in openers:
-            if data.startswith(magic):
-                data = decompress(data)
-                break
-        return SafeUnpickler(io.BytesIO(data)).load()
+        return SafeUnpickler(io.BytesIO(_decompressed(data))).load()
     except Refused as error:
-        raise Refused(
-            f"{path} holds {error}, which is no class of numpy, pandas, scipy or scikit-learn"
-        ) from None
+        raise Refused(f"{path} holds {error}") from None
+    except Fault as error:
+        raise Fault(f"{path} cannot be read: {error}") from None
     except Exception as error:  # a broken pickle raises anything
         raise Fault(f"{path} cannot be unpickled ({type(error).__name__})") from error

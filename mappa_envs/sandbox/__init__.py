@@ -14,10 +14,18 @@ from collections.abc import Sequence
 from mappa_envs.errors import ConfigError, SandboxUnavailable
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 
-__all__ = ["KINDS", "Limits", "Sandbox", "Workspace", "open_sandbox"]
+__all__ = ["KINDS", "Limits", "Sandbox", "Workspace", "check_kind", "open_sandbox"]
 
 KINDS = ("auto", "namespace", "docker", "unsafe-local")
 MACHINES = ("x86_64", "aarch64")
+
+
+def check_kind(kind: str) -> tuple[str, str]:
+    """The backend's name, and the image ("" for the default). Raises `ConfigError` for an unknown one."""
+    name, colon, image = kind.partition(":")
+    if name not in KINDS or (colon and not (name == "docker" and image)):
+        raise ConfigError(f"sandbox: unknown kind {kind!r}; known: {', '.join(KINDS)}, docker:IMAGE")
+    return name, image
 
 
 def open_sandbox(kind: str = "auto", limits: Limits | None = None, packages: Sequence[str] = ()) -> Sandbox:
@@ -34,9 +42,7 @@ def open_sandbox(kind: str = "auto", limits: Limits | None = None, packages: Seq
     Raises `ConfigError` for an unknown kind and `SandboxUnavailable`, with what to do, where this
     machine offers no isolation (some of that shows only when the first workspace is opened).
     """
-    name, _, image = kind.partition(":")
-    if name not in KINDS or (image and name != "docker") or kind.endswith(":"):
-        raise ConfigError(f"sandbox: unknown kind {kind!r}; known: {', '.join(KINDS)}, docker:IMAGE")
+    name, image = check_kind(kind)
     if name == "auto":
         from mappa_envs.sandbox.auto import AutoSandbox
 

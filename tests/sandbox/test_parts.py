@@ -120,8 +120,11 @@ def test_fake_default_is_an_empty_success() -> None:
     assert asyncio.run(scenario()) == ToolResult()
 
 
-def test_probe_names_what_it_tried() -> None:
-    findings = probe()
-    assert findings[0].name == "namespaces"
-    if findings[0].ok:
-        assert [finding for finding in findings if not finding.ok] == []
+def test_probe_says_what_auto_takes() -> None:
+    findings = {finding.name: finding for finding in probe()}
+    works = [kind for kind in ("namespace", "docker") if findings[kind].ok]
+    if works:
+        assert findings["auto"].message == f"takes {works[0]}"
+        assert all(finding.ok is not False for finding in findings.values())
+    else:
+        assert [finding.ok for finding in findings.values()] == [False, False]
