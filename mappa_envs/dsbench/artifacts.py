@@ -6,7 +6,8 @@
     'X_test.pkl has 3 columns, X_train.pkl has 4'
 
 Each file is looked at in its own throw-away worker (`inspector`), so a crash loses only that one. The host
-never unpickles anything. For a valid file `problem` is empty or a remark: usable, but not perfect.
+never unpickles anything, and a report of a valid file that contradicts what it knows makes the file
+unverifiable. For a valid file `problem` is empty or a remark: usable, but not perfect.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import asyncio
 import csv
 import hashlib
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -33,15 +33,16 @@ TIME_S = 20.0
 """For one file. A model that needs longer to predict test.csv is not found valid."""
 STATUSES = ("valid", "invalid", "unverifiable", "missing")
 
+_MODULES = ("pickle_checks", "safe_pickle", "inspector")
+"""What the worker executes, in this order: the last one examines."""
 _BOOT = """
 import json, sys, types
 sys.path[:] = [entry for entry in sys.path if entry not in ("", ".")]
-pickles = types.ModuleType("mappa_envs.dsbench.safe_pickle")
-sys.modules[pickles.__name__] = pickles
-exec(compile({safe_pickle!r}, "<safe_pickle>", "exec"), pickles.__dict__)
-space = {{"__name__": "inspector"}}
-exec(compile({inspector!r}, "<inspector>", "exec"), space)
-report(space["examine"](json.loads({job!r})))
+for name, source in {sources!r}.items():
+    module = types.ModuleType("mappa_envs.dsbench." + name)
+    sys.modules[module.__name__] = module
+    exec(compile(source, f"<{{name}}>", "exec"), module.__dict__)
+report(module.examine(json.loads({job!r})))
 """
 
 
@@ -96,7 +97,7 @@ async def inspect(
     reports = await asyncio.gather(
         *(workspace.inspect(_script(path, spec, tables), time_s=time_s) for path in paths)
     )
-    return {path: _artifact(path, report) for path, report in zip(paths, reports, strict=True)}
+    return {path: _artifact(path, report, spec, tables) for path, report in zip(paths, reports, strict=True)}
 
 
 def _script(path: str, spec: TaskSpec, tables: Tables) -> str:
@@ -113,28 +114,51 @@ def _script(path: str, spec: TaskSpec, tables: Tables) -> str:
         "train_sha256": tables.train_sha256,
         "ids_sha256": tables.ids_sha256,
     }
-    return _BOOT.format(job=json.dumps(job), **_sources())
+    return _BOOT.format(job=json.dumps(job), sources=_sources())
 
 
 @lru_cache(maxsize=1)
 def _sources() -> dict[str, str]:
     folder = resources.files("mappa_envs.dsbench")
-    return {name: (folder / f"{name}.py").read_text("utf-8") for name in ("safe_pickle", "inspector")}
+    return {name: (folder / f"{name}.py").read_text("utf-8") for name in _MODULES}
 
 
-def _artifact(path: str, report: Any) -> Artifact:
+def _artifact(path: str, report: Any, spec: TaskSpec, tables: Tables) -> Artifact:
     """The report as a record. It comes from a worker that loaded untrusted data: check every field."""
     if not isinstance(report, dict) or report.get("status") not in STATUSES:
-        problem = f"{path} could not be looked at: loading or using it crashed or took too long"
-        return Artifact(path=path, status="unverifiable", problem=problem)
-    shape, nan = report.get("shape"), report.get("nan_share")
-    sound = isinstance(shape, list) and all(isinstance(n, int) and n >= 0 for n in shape)
-    share = nan if isinstance(nan, (int, float)) and math.isfinite(nan) and 0 <= nan <= 1 else None
-    return Artifact(
+        why = f"{path} could not be looked at: loading or using it crashed or took too long"
+        return Artifact(path=path, status="unverifiable", problem=why)
+    shape, nan, kind, problem = (report.get(key) for key in ("shape", "nan_share", "kind", "problem"))
+    sound = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    share = float(nan) if isinstance(nan, (int, float)) and 0 <= nan <= 1 else None
+    found = Artifact(
         path=path,
         status=report["status"],
-        kind=str(report.get("kind", ""))[:80],
+        kind=kind[:80] if isinstance(kind, str) else "",
         shape=tuple(shape) if sound and shape is not None else None,
-        nan_share=None if share is None else float(share),
-        problem=str(report.get("problem", ""))[:400],
+        nan_share=share,
+        problem=problem[:400] if isinstance(problem, str) else "",
     )
+    if found.status == "valid" and not _agrees(found, spec, tables):
+        shown = "no shape" if found.shape is None else f"the shape {found.shape}"
+        problem = (
+            f"{path} cannot be believed: what was found out about it, {shown}, contradicts the task's files"
+        )
+        return replace(found, status="unverifiable", problem=problem[:400])
+    return found
+
+
+def _agrees(found: Artifact, spec: TaskSpec, tables: Tables) -> bool:
+    """Can a file of this shape be a valid one? What a worker says of a model, nothing here can contradict."""
+    if found.path not in ("X_train.pkl", "X_test.pkl", "y_train.pkl", "submission.csv"):
+        return True
+    rows, *others = found.shape or (0,)
+    width, num_targets = (others or [0])[0], len(spec.target_columns)
+    if found.path == "y_train.pkl":
+        # Its rows are those of X_train.pkl, which may be fewer than train.csv has.
+        return rows > 0 and (not others or (len(others) == 1 and width in (1, num_targets)))
+    if len(others) != 1 or not width:
+        return False
+    if found.path == "X_train.pkl":
+        return 2 * rows >= tables.train_rows
+    return rows == tables.test_rows and (found.path == "X_test.pkl" or width > num_targets)

@@ -1,8 +1,8 @@
 """Runs inside the sandbox: looks at one artifact and says what is wrong with it.
 
-The host never runs this on a workspace. `artifacts` sends the source text of this file and of `safe_pickle`
-to a throw-away worker, which calls `examine(job)`. So it may import only what the sandbox has, and nothing
-else of this project.
+The host never runs this on a workspace. `artifacts` sends the source text of this file, of `safe_pickle` and
+of `pickle_checks` to a throw-away worker, which calls `examine(job)`. So it may import only what the sandbox
+has, and nothing else of this project.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import contextlib
 import csv
 import hashlib
 import io
+import itertools
 import math
 import os
 import re
 import warnings
 from typing import Any
 
-from mappa_envs.dsbench.safe_pickle import Fault, Refused, load, read_bytes
+from mappa_envs.dsbench.pickle_checks import Fault, Refused
+from mappa_envs.dsbench.safe_pickle import load, read_bytes
 
 
 def some(names: Any, limit: int = 4) -> str:
@@ -229,27 +231,32 @@ CONSTANT = "predict(X_test) gives the same value for every row"
 
 def submission(job: dict[str, Any], out: dict[str, Any]) -> None:
     path = job["path"]
+    # More are wrong in any case, and lists of millions of rows would exhaust the memory.
+    most = 10 * job["test_rows"] + 1000
     try:
         text = read_bytes(path, 64 * 2**20).decode("utf-8-sig")
-        table = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+        rows = (row for row in csv.reader(io.StringIO(text, newline="")) if row)
+        table = list(itertools.islice(rows, most + 1))
     except (UnicodeDecodeError, csv.Error) as error:
         raise Fault(f"{path} is not CSV text") from error
+    if len(table) > most:
+        raise Fault(f"{path} has {most} rows or more, test.csv has {job['test_rows']}")
     header = [name.strip() for name in table[0]] if table else []
     out.update(kind="csv", shape=[max(0, len(table) - 1), len(header)])
     lowered = [name.lower() for name in header]
     absent = [name for name in (job["id"], *job["targets"]) if name.lower() not in lowered]
     if absent:
         raise Fault(f"{path} lacks the column {some(absent)}; it has {some(header, 6)}")
-    rows = table[1:]
-    if any(len(row) != len(header) for row in rows):
+    body = table[1:]
+    if any(len(row) != len(header) for row in body):
         raise Fault(f"{path} has rows of different length")
-    ids = sorted(canonical(row[lowered.index(job["id"].lower())]) for row in rows)
+    ids = sorted(canonical(row[lowered.index(job["id"].lower())]) for row in body)
     if len(ids) != job["test_rows"]:
         raise Fault(f"{path} has {len(ids)} rows, test.csv has {job['test_rows']}")
     if hashlib.sha256("\n".join(ids).encode()).hexdigest() != job["ids_sha256"]:
         raise Fault(f"the ids of {path} are not those of test.csv; copy its column {job['id']!r}")
     for name in job["targets"]:
-        _check_cells(path, name, [row[lowered.index(name.lower())].strip() for row in rows], job)
+        _check_cells(path, name, [row[lowered.index(name.lower())].strip() for row in body], job)
 
 
 def _check_cells(path: str, name: str, cells: list[str], job: dict[str, Any]) -> None:

@@ -22,6 +22,8 @@ import zlib
 from collections import deque
 from typing import Any, ClassVar
 
+from mappa_envs.dsbench.pickle_checks import Fault, Refused, check_attributes, check_dtype, copy_state
+
 MAX_BYTES = 256 * 2**20
 PLAIN = {
     "builtins": "bool bytearray bytes complex dict float frozenset int list object range set slice str tuple",
@@ -42,6 +44,7 @@ PLAIN = {
     "pandas.core.indexes.datetimes": "_new_DatetimeIndex",
     "pandas.core.indexes.interval": "_new_IntervalIndex",
     "pandas.core.indexes.period": "_new_PeriodIndex",
+    "pandas.core.indexes.timedeltas": "_new_TimedeltaIndex",
     "pandas.core.internals.blocks": "new_block",
     "pandas.core.internals.managers": "BlockManager SingleBlockManager",
     "scipy._lib.array_api_compat.numpy._aliases": "asarray",
@@ -60,24 +63,8 @@ CODE = frozenset({"function", "builtin_function_or_method", "module", "cython_fu
 SCORERS = re.compile(
     r"sklearn\.(metrics\._(ranking|regression|classification)|feature_selection\._univariate_selection)"
 )
-METHOD_NAMES = re.compile(r"_?(stack|response|chain)_method_?")
-METHODS = frozenset(
-    {"auto", "predict", "predict_proba", "predict_log_proba", "decision_function", "transform"}
-)
-MANAGERS = ("BlockManager", "SingleBlockManager")
-NUMBERS = (bool, int, float, object)
-ALIGNED = 0x80
-"""The flag of a dtype that says nothing about its content."""
 NO_CLASS = "no class of numpy, pandas, scipy or scikit-learn"
 PANDAS_DATA = re.compile(r"pandas\._libs\.(arrays|internals|interval|sparse|missing|tslibs)\b")
-
-
-class Refused(Exception):
-    """The pickle asks for a name that is not on the list."""
-
-
-class Fault(Exception):
-    """The artifact cannot be used; the message says why."""
 
 
 def _sklearn_module(module: str) -> bool:
@@ -197,10 +184,9 @@ class SafeUnpickler(pickle._Unpickler):
         # Its constructor takes a buffer for an array of objects.
         if is_class and issubclass(function, self.np.ndarray):
             raise Refused(f"a call of {name}")
-        for argument in arguments:
-            if callable(argument) and not isinstance(argument, type):
-                if not any(argument is maker for maker in self._makers):
-                    raise Refused(f"a call of {name} with a function")
+        functions = [one for one in arguments if callable(one) and not isinstance(one, type)]
+        if not all(any(one is maker for maker in self._makers) for one in functions):
+            raise Refused(f"a call of {name} with a function")
         first, second = (*arguments, None, None)[:2]
         if name == "_reconstructor" and second is not object:
             raise Refused(f"a call of {name} with a base class")
@@ -212,7 +198,7 @@ class SafeUnpickler(pickle._Unpickler):
         super().load_reduce()  # type: ignore[misc]
         made = self.stack[-1]
         if isinstance(made, self.np.dtype):
-            _check_dtype(made)
+            check_dtype(made)
         self._note(made)
 
     def load_newobj(self) -> None:
@@ -244,18 +230,19 @@ class SafeUnpickler(pickle._Unpickler):
             return
         if isinstance(target, self.np.ndarray) and target.size:
             raise Refused("a change to an array, whose memory others may use")
-        self.stack[-1] = _copy_state(state)
+        self.stack[-1] = copy_state(state)
         super().load_build()  # type: ignore[misc]
-        self._note(self.stack[-1])
         if type(target).__name__ == "NumpyArrayWrapper":
             self.stack[-1] = self._read_array(target)
+        else:
+            self._note(target)
 
     def _build_dtype(self, target: Any) -> None:
         """Give the state to a copy: arrays may already use the other."""
         maker, arguments = target.__reduce__()[:2]
         fresh = maker(*arguments)
         fresh.__setstate__(self.stack.pop())
-        _check_dtype(fresh)
+        check_dtype(fresh)
         self.stack[-1] = fresh
         for key, value in self.memo.items():
             if value is target:
@@ -318,83 +305,22 @@ def _is_index(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, pd.Index)
 
 
-def _check_dtype(dtype: Any) -> None:
-    """A dtype that lies about where its objects are makes numpy take bytes for pointers."""
-    import numpy as np
-
-    if dtype.subdtype is not None:
-        _check_dtype(dtype.base)
-        sound = dtype == np.dtype((dtype.base, dtype.shape)) and not dtype.hasobject
-    elif dtype.names is not None:
-        parts = [dtype.fields[name] for name in dtype.names]
-        for part in parts:
-            _check_dtype(part[0])
-        fields = {"names": dtype.names, "formats": [p[0] for p in parts], "offsets": [p[1] for p in parts]}
-        honest = np.dtype({**fields, "itemsize": dtype.itemsize})
-        sound = not honest.hasobject and dtype.flags & ~ALIGNED == honest.flags & ~ALIGNED
-    else:
-        honest = np.dtype(dtype.str) if dtype.kind != "T" else dtype
-        sound = dtype.flags == honest.flags and dtype.itemsize == honest.itemsize
-    if not sound:
-        raise Refused("a broken dtype")
-
-
-def _copy_state(state: Any) -> Any:
-    """Nobody else holds the dicts that become attributes; checked before anything can look at them."""
-    if isinstance(state, dict):
-        for key in state:
-            _check_key(key)
-        return dict(state)
-    if type(state) is tuple:
-        return tuple(_copy_state(part) if isinstance(part, dict) else part for part in state)
-    return state
-
-
-def _check_key(key: Any) -> None:
-    """numpy, for one, reads memory where an object's `__array_interface__` says."""
-    if isinstance(key, str) and key.startswith("__") and key.endswith("__"):
-        raise Refused(f"an attribute {key[:40]}")
-
-
-def check_attributes(owner: Any) -> None:
-    """Refuse what would make the object act otherwise than its class does."""
-    import numpy as np
-    import pandas as pd
-
-    attributes, kind = dict(vars(owner)), type(owner)
-    if isinstance(owner, np.ndarray):
-        return
-    if any(callable(getattr(kind, key, None)) for key in attributes if isinstance(key, str)):
-        raise Refused(f"a {kind.__name__} with a method replaced")
-    if isinstance(owner, (pd.DataFrame, pd.Series)) and type(owner._mgr).__name__ not in MANAGERS:
-        raise Refused(f"a {kind.__name__} without data")
-    if isinstance(owner, dict):
-        attributes.update(owner)
-    for key, value in attributes.items():
-        _check_key(key)
-        # A class where a function is expected is a call of its constructor.
-        if isinstance(value, type) and value not in NUMBERS and not issubclass(value, np.generic):
-            raise Refused(f"the class {value.__name__} as an attribute")
-        # scikit-learn calls what these name, of objects and with arguments that the pickle chose.
-        if isinstance(key, str) and METHOD_NAMES.fullmatch(key):
-            names = value if isinstance(value, (list, tuple)) else [value]
-            if not all(isinstance(name, str) and name in METHODS for name in names):
-                raise Refused(f"a {kind.__name__} with an odd {key}")
-
-
 def read_bytes(path: str, limit: int = MAX_BYTES) -> bytes:
     """The content of a regular file; never follows a link, never waits for a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise Fault(f"{path} is not a readable file") from error
-    with open(descriptor, "rb") as file:
+    try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise Fault(f"{path} is not a regular file")
         if about.st_size > limit:
             raise Fault(f"{path} has {about.st_size} bytes, more than {limit}")
-        data = file.read(limit + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(limit + 1)
+    finally:
+        os.close(descriptor)
     if not data:
         raise Fault(f"{path} is empty")
     return data

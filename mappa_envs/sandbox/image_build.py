@@ -89,17 +89,19 @@ def build_image(
     client.api.timeout = SILENCE_TIMEOUT_S
     with _translated_errors(), closing(client):
         if plan is None:
-            _build(client, tag, {"PACKAGES": " ".join(packages)}, log)
+            _build(client, tag, {"PACKAGES": " ".join(packages)}, log, offline=False)
             return
         # Its name is only for FROM. Afterwards it is a nameless part of the image, or gone.
         base = f"{BASE_NAME}:{uuid.uuid4().hex[:12]}"
         log(f"Sending this machine's interpreter and packages as {base}\n")
         repository, _, version = base.partition(":")
-        client.api.import_image_from_data(
+        answer = client.api.import_image_from_data(
             stream_base(plan), repository=repository, tag=version, changes=ENV_CHANGES
         )
+        if "errorDetail" in answer:
+            raise UnavailableError(f"the Docker daemon did not take the base: {answer.strip()}")
         try:
-            _build(client, tag, {"BASE": base, "INSTALL": "0"}, log, network_mode="none")
+            _build(client, tag, {"BASE": base, "INSTALL": "0"}, log, offline=True)
         finally:
             # By force: after Ctrl-C a step's container may still use it.
             client.images.remove(base, force=True)
@@ -117,9 +119,7 @@ def _check(tag: str, packages: Sequence[str]) -> None:
             raise ConfigError(f"packages: {name!r} ships tasks with answers and never enters the sandbox")
 
 
-def _build(
-    client: Any, tag: str, arguments: Mapping[str, str], log: Log, network_mode: str | None = None
-) -> None:
+def _build(client: Any, tag: str, arguments: Mapping[str, str], log: Log, *, offline: bool) -> None:
     rules = {"REFUSED": " ".join(sorted(REFUSED)), "MASKS": " ".join(MASKS), "IMPORTS": " ".join(IMPORTS)}
     try:
         for entry in client.api.build(
@@ -129,12 +129,12 @@ def _build(
             buildargs=rules | dict(arguments),
             rm=True,
             forcerm=True,
-            network_mode=network_mode,
+            network_mode="none" if offline else None,
             decode=True,
         ):
             log(_text(entry))
             if "error" in entry:
-                raise _failure(entry)
+                raise _failure(entry, offline)
     finally:
         # Steps of failed builds, and the image whose name this one took. What a container uses stays.
         client.images.prune({"dangling": True, "label": LABEL})
@@ -157,11 +157,12 @@ def _text(entry: Mapping[str, Any]) -> str:
     return ""
 
 
-def _failure(entry: Mapping[str, Any]) -> ConfigError | UnavailableError:
+def _failure(entry: Mapping[str, Any], offline: bool) -> ConfigError | UnavailableError:
     message = str(entry["error"]).strip()
     if entry.get("errorDetail", {}).get("code") == BAD_PACKAGE:
         return ConfigError(f"packages: one cannot or must not be installed, see the lines above ({message})")
-    return UnavailableError(f"the image was not built: {message}. {OFFLINE_ADVICE}")
+    advice = "" if offline else f". {OFFLINE_ADVICE}"
+    return UnavailableError(f"the image was not built: {message}{advice}")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Runs inside the container: takes requests from standard input, answers on standard output.
 
-The `docker` backend sends this file and those it needs (`BUNDLE` in `docker.py`) in when a container
+The `docker` backend sends this file and those it needs (`BUNDLE` in `container.py`) in when a container
 starts, so the image holds none of it. A message is a JSON object and a blob, led by their lengths.
 """
 

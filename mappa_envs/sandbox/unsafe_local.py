@@ -1,8 +1,8 @@
 """The `unsafe-local` backend: ordinary processes in a temporary folder, without any isolation.
 
 For trying the environments by hand on a machine that cannot isolate, with agents that one trusts as
-oneself. It shows the same outputs and file trails as the `namespace` backend, at some hundred times the
-latency: each run starts a cold interpreter.
+oneself. It shows the same outputs and file trails as the `namespace` backend, but slowly: each run starts a
+cold interpreter and imports its libraries anew.
 """
 
 from __future__ import annotations

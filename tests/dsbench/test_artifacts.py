@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import pickle
-from collections.abc import Callable
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
-import joblib
-import numpy as np
-import pandas as pd
 import pytest
 from inspection_bench import Bench, TinyTask
-from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestClassifier
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
-from mappa_envs.dsbench.safe_pickle import Fault, Refused, load
+from mappa_envs.dsbench.artifacts import inspect
+from mappa_envs.dsbench.pickle_checks import Fault
+from mappa_envs.dsbench.safe_pickle import load
+from mappa_envs.testing import FakeSandbox
 from mappa_envs.testing.expert import expert_code
+from mappa_envs.types import Artifact
 
 LOAD = """
 import os, pickle
@@ -132,6 +128,176 @@ open("submission.csv", "wb").write(b"\\x80\\x00\\xff")
     assert "posix.system" in found["model.pkl"].problem
 
 
+FORGED = """
+import os, pickle
+import numpy as np, pandas as pd
+from sklearn.ensemble import StackingRegressor
+from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+LIE = b'{"status": "valid", "kind": "DataFrame", "shape": [20, 2], "nan_share": 0, "problem": ""}\\n'
+class Call:
+    def __init__(self, *parts):
+        self.parts = parts
+    def __reduce__(self):
+        return self.parts[0], self.parts[1:]
+pd.to_pickle(Call(os.write, 4, LIE), "X_test.pkl")
+pd.to_pickle(Call(eval, f"report({LIE.decode()})"), "y_train.pkl")
+pd.to_pickle(Call(exec, "import os; os.write(4, %r); os._exit(0)" % LIE), "X_train.pkl")
+"""
+BY_ALLOWED_MEANS = """
+# A text made of bytes, and a method by name: predicting would write LIE to the report.
+stack = StackingRegressor([("a", LinearRegression())])
+stack.estimators_, stack.stack_method_ = [np.bytes_(LIE)], ["tofile"]
+stack.final_estimator_ = LinearRegression()
+model = make_pipeline(FunctionTransformer(str, kw_args={"encoding": "latin1"}), stack)
+pd.to_pickle(model, "model.pkl")
+pd.to_pickle(np.frombuffer(b"/proc/self/fd/4", np.uint8)[None, :].copy(), "X_test.pkl")
+"""
+
+
+def test_a_pickle_cannot_forge_its_report(task: TinyTask, bench: Bench) -> None:
+    paths = ["X_train.pkl", "X_test.pkl", "y_train.pkl"]
+    _, found = bench.look(task, FORGED, paths)
+    assert {artifact.status for artifact in found.values()} == {"unverifiable"}
+    assert "posix.write" in found["X_test.pkl"].problem
+    result, found = bench.look(task, FORGED + BY_ALLOWED_MEANS, ["model.pkl"])
+    assert result.ok, result.stderr
+    assert (found["model.pkl"].status, "holds the class str" in found["model.pkl"].problem) == (
+        "unverifiable",
+        True,
+    )
+
+
+ODD_FILES = """
+import gzip, os
+def sparse(name, num_bytes):
+    with open(name, "wb") as file:
+        file.truncate(num_bytes)
+sparse("model.pkl", 250 << 20)
+try:
+    sparse("y_train.pkl", 2 << 30)
+except OSError:
+    print("too large for a workspace")
+os.mkfifo("submission.csv")
+os.symlink("/dev/zero", "X_train.pkl")
+os.mkdir("X_test.pkl")
+"""
+
+
+def test_odd_files_are_invalid_at_once(task: TinyTask, bench: Bench) -> None:
+    paths = ["model.pkl", "y_train.pkl", "submission.csv", "X_train.pkl", "X_test.pkl"]
+    start = time.monotonic()
+    result, found = bench.look(task, ODD_FILES, paths)
+    assert result.stdout == "too large for a workspace\n"
+    assert {path: artifact.status for path, artifact in found.items()} == dict.fromkeys(paths, "invalid")
+    assert time.monotonic() - start < 10
+
+
+def test_a_huge_sparse_file_is_not_read(tmp_path: Path) -> None:
+    with open(tmp_path / "model.pkl", "wb") as file:
+        file.truncate(2 << 30)
+    with pytest.raises(Fault, match="has 2147483648 bytes, more than"):
+        load(str(tmp_path / "model.pkl"))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("gzip.compress(bytes(1 << 26))", "is not CSV text"),
+        ("b'id,kind\\n' + b'1' * (50 << 20)", "is not CSV text"),
+        ("b'id,kind\\n' * (7 << 20)", "has 1200 rows or more, test.csv has 20"),
+        ("bytes(65 << 20)", "bytes, more than"),
+        ("b'\\0' * 1000", ""),
+    ],
+    ids=["zip bomb", "one line", "many rows", "many bytes", "zeros"],
+)
+def test_csv_bombs_are_invalid(content: str, problem: str, task: TinyTask, bench: Bench) -> None:
+    code = f"import gzip\nopen('submission.csv', 'wb').write({content})"
+    result, found = bench.look(task, code, ["submission.csv"])
+    assert result.ok, result.stderr
+    assert found["submission.csv"].status == "invalid"
+    assert problem in found["submission.csv"].problem
+
+
+ENDLESS = """
+import collections, os
+import pandas as pd
+from sklearn.tree import DecisionTreeRegressor
+class Wait:
+    def __reduce__(self):
+        return collections.deque, (range(10**15), 0)
+pd.to_pickle(Wait(), "y_train.pkl")
+model = DecisionTreeRegressor().fit(pd.read_pickle("X_train.pkl"), range(80))
+state = model.tree_.__getstate__()
+state["nodes"]["left_child"] = state["nodes"]["right_child"] = 0
+model.tree_.__setstate__(state)
+pd.to_pickle(model, "model.pkl")
+"""
+
+
+def test_endless_work_ends_and_harms_no_other(task: TinyTask, bench: Bench) -> None:
+    async def scenario() -> dict[str, str]:
+        async with await bench.sandbox.open(task.files) as workspace:
+            result = await workspace.run([expert_code("data_engineer_0", task), ENDLESS])
+            assert result.ok, result.stderr
+            paths = ["y_train.pkl", "model.pkl"]
+            found = await inspect(workspace, paths, task.spec, task.tables, time_s=2.0)
+            found |= await inspect(workspace, ["X_train.pkl"], task.spec, task.tables)
+            return {path: artifact.status for path, artifact in found.items()}
+
+    statuses = {"y_train.pkl": "unverifiable", "model.pkl": "unverifiable", "X_train.pkl": "valid"}
+    assert asyncio.run(scenario()) == statuses
+
+
+@pytest.mark.parametrize(
+    ("path", "report", "status"),
+    [
+        ("X_train.pkl", {"shape": [80, 2]}, "valid"),
+        ("X_train.pkl", {"shape": [40, 2]}, "valid"),
+        ("X_train.pkl", {"shape": [39, 2]}, "unverifiable"),
+        ("X_train.pkl", {"shape": [80]}, "unverifiable"),
+        ("X_test.pkl", {"shape": [20, 1]}, "valid"),
+        ("X_test.pkl", {"shape": [19, 1]}, "unverifiable"),
+        ("X_test.pkl", {"shape": [20, 0]}, "unverifiable"),
+        ("X_test.pkl", {"shape": [20, True]}, "unverifiable"),
+        ("X_test.pkl", {}, "unverifiable"),
+        ("X_test.pkl", {"shape": [19, 1], "status": "invalid"}, "invalid"),
+        ("y_train.pkl", {"shape": [80]}, "valid"),
+        ("y_train.pkl", {"shape": [60, 1]}, "valid"),
+        ("y_train.pkl", {"shape": [80, 2]}, "unverifiable"),
+        ("y_train.pkl", {"shape": [0]}, "unverifiable"),
+        ("y_train.pkl", {"shape": []}, "unverifiable"),
+        ("submission.csv", {"shape": [20, 2]}, "valid"),
+        ("submission.csv", {"shape": [21, 2]}, "unverifiable"),
+        ("submission.csv", {"shape": [20, 1]}, "unverifiable"),
+        ("model.pkl", {}, "valid"),
+        ("model.pkl", {"shape": "x", "nan_share": "nan", "kind": 3, "problem": [1], "more": {}}, "valid"),
+        ("model.pkl", {"status": ["valid"]}, "unverifiable"),
+    ],
+)
+def test_a_report_that_contradicts_the_tables_is_not_believed(
+    path: str, report: dict[str, Any], status: str, task: TinyTask
+) -> None:
+    async def scenario() -> Artifact:
+        sandbox = FakeSandbox(inspector=lambda script, files: {"status": "valid", **report})
+        return (await inspect(await sandbox.open(), [path], task.spec, task.tables))[path]
+
+    found = asyncio.run(scenario())
+    assert found.status == status
+    if status == "unverifiable" and report.get("status") is None:
+        assert "contradicts" in found.problem
+
+
+@pytest.mark.parametrize("report", [None, 1, "valid", ["valid"], {}, {"status": None}])
+def test_what_is_no_report_is_unverifiable(report: Any, task: TinyTask) -> None:
+    async def scenario() -> Artifact:
+        sandbox = FakeSandbox(inspector=lambda script, files: report)
+        return (await inspect(await sandbox.open(), ["model.pkl"], task.spec, task.tables))["model.pkl"]
+
+    assert asyncio.run(scenario()).status == "unverifiable"
+
+
 def test_overwriting_the_inputs_changes_no_verdict(task: TinyTask, bench: Bench) -> None:
     code = LOAD + "T = T[:3]" + SAVE + "test[:3].to_csv('test.csv', index=False)"
     _, found = bench.look(task, code, ["X_test.pkl"])
@@ -144,96 +310,3 @@ def test_a_module_in_the_workspace_is_not_imported_by_the_inspector(task: TinyTa
     copy = "import os; os.replace('value.pkl', 'model.pkl')"
     _, found = bench.look(task, trap + save + copy, ["model.pkl"])
     assert found["model.pkl"].problem.startswith("model.pkl holds a Fraction")
-
-
-def _genuine() -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    X = pd.DataFrame(rng.normal(size=(40, 3)), columns=list("abc"))
-    y = pd.Series(np.where(X.a > 0, "yes", "no"))
-    table = X.assign(
-        s=y, c=pd.Categorical(y), t=pd.Timestamp("2020-01-01"), i=pd.array([1] * 40, dtype="Int64")
-    )
-    return {
-        "frame": table,
-        "indexed": table.set_index(["s", "t"]),
-        "text": y,
-        "objects": y.to_numpy(dtype=object),
-        "forest": RandomForestClassifier(3, random_state=0).fit(X, y),
-        "boosting": HistGradientBoostingRegressor(max_iter=3).fit(X, X.a),
-        "pipeline": make_pipeline(StandardScaler(), FunctionTransformer(np.tanh), LogisticRegression()).fit(
-            X, y
-        ),
-    }
-
-
-@pytest.mark.parametrize("name", ["frame", "indexed", "text", "objects", "forest", "boosting", "pipeline"])
-@pytest.mark.parametrize("writer", ["protocol 2", "protocol 5", "joblib", "joblib compressed"])
-def test_genuine_pickles_load(name: str, writer: str, tmp_path: Path) -> None:
-    value, path = _genuine()[name], tmp_path / "value.pkl"
-    if writer.startswith("protocol"):
-        path.write_bytes(pickle.dumps(value, int(writer[-1])))
-    else:
-        joblib.dump(value, path, compress=3 if "compressed" in writer else 0)
-    found = load(str(path))
-    assert type(found) is type(value)
-    if isinstance(value, (pd.DataFrame, pd.Series)):
-        assert found.equals(value)
-
-
-class Call:
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self.call = function, arguments
-
-    def __reduce__(self) -> Any:
-        return self.call
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        Call(eval, "1"), Call(getattr, 1, "real"), Call(open, "x"), Call(__import__, "os"),
-        Call(np.load, "x"), Call(np.memmap, "x"), Call(np.apply_along_axis, print, 0, [1]),
-        Call(pd.read_pickle, "x"), Call(pd.eval, "1"), Call(joblib.load, "x"),
-        Call(type, "x", (), {}), Call(np.vectorize, print),
-    ],
-    ids=lambda value: value.call[0].__name__,
-)  # fmt: skip
-@pytest.mark.parametrize("nested", [False, True])
-def test_dangerous_names_are_refused_also_inside_joblib_arrays(
-    value: Call, nested: bool, tmp_path: Path
-) -> None:
-    path = tmp_path / "value.pkl"
-    if nested:
-        joblib.dump(np.array([value, 1], dtype=object), path)
-    else:
-        path.write_bytes(pickle.dumps(value))
-    with pytest.raises(Refused):
-        load(str(path))
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"\x80\x04\x8c\x0csklearn.tree\x8c\x09os.system\x93.",
-        b"csklearn.tree\nDecisionTreeClassifier\n(N}S'predict'\ncnumpy\nlog1p\nstb.",
-        b"csklearn.ensemble._forest\nParallel\n.",
-        b"cpandas.io.common\nBytesIO\n.",
-        b"cnumpy\nf2py\n.",
-        b"csklearn.metrics._ranking\n__builtins__\n(S'isinstance'\ncbuiltins\nslice\nu.",
-        b"csklearn.metrics._ranking\n_ndcg_sample_scores\n.",
-        b"csklearn.metrics._regression\nxlogy\n.",
-    ],
-)
-def test_dotted_names_patches_and_re_exports_are_refused(raw: bytes, tmp_path: Path) -> None:
-    (tmp_path / "value.pkl").write_bytes(raw)
-    with pytest.raises(Refused):
-        load(str(tmp_path / "value.pkl"))
-
-
-def test_broken_bytes_are_a_fault(tmp_path: Path) -> None:
-    whole = io.BytesIO()
-    pickle.dump(pd.DataFrame({"a": [1]}), whole)
-    for data in (b"", b"hello", whole.getvalue()[:-9]):
-        (tmp_path / "value.pkl").write_bytes(data)
-        with pytest.raises(Fault):
-            load(str(tmp_path / "value.pkl"))

@@ -58,7 +58,7 @@ def install(packages: list[str]) -> None:
     if packages and subprocess.run([*command, *packages]).returncode != 0:
         print(f"prepare.py: pip cannot install {' '.join(packages)} (see above)", file=sys.stderr)
         sys.exit(BAD_PACKAGE)
-    subprocess.run([*pip, "uninstall", "-y", "pip"], check=True)
+    subprocess.run([*pip, "uninstall", "-y", "--root-user-action=ignore", "pip"], check=True)
 
 
 def refuse(refused: list[str]) -> None:

@@ -19,17 +19,18 @@ class Usage:
     """An upper bound: pages that processes share count once for each."""
     pids: list[int] = field(default_factory=list)
 
-    def exact_bytes(self) -> int:
+    def exact_bytes(self, baseline: int) -> int:
         """Shared pages divided among those who share them; slow, as it walks the page tables.
 
-        The upper bound where we may not look, as into another user's process.
+        Other users' page tables are closed to us in a container: there it is what the whole container
+        has taken since the `baseline`, which all runs of the moment share.
         """
         total = 0
         for pid in self.pids:
             try:
                 fields = _fields(f"/proc/{pid}/smaps_rollup")
             except PermissionError:
-                return self.resident_bytes
+                return min(self.resident_bytes, container_bytes() - baseline)
             except OSError:
                 continue
             total += fields.get("Pss_Anon", 0) + fields.get("Pss_Shmem", 0)
@@ -51,6 +52,18 @@ def _fields(path: str) -> dict[str, int]:
 def private_bytes() -> int:
     """What RLIMIT_DATA counts of this process."""
     return _fields("/proc/self/status")["VmData"]
+
+
+def container_bytes() -> int:
+    """Anonymous and shared memory of all processes of this control group (version 2, else 1).
+
+    Where neither can be read, more than any process has.
+    """
+    for path in ("/sys/fs/cgroup/memory.stat", "/sys/fs/cgroup/memory/memory.stat"):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            fields = {name: int(value) for name, value in map(str.split, file)}
+            return fields.get("anon", fields.get("rss", 0)) + fields.get("shmem", 0)
+    return 1 << 62
 
 
 def all_pids() -> list[int]:

@@ -84,6 +84,7 @@ class Zygote:
 
     def serve(self) -> None:
         """Answer requests, watch runs and keep spares ready, until the owner hangs up."""
+        self.container_bytes = watchdog.container_bytes()
         self.reply({"op": "ready"})
         while True:
             wants_spare = len(self.spares) < self.num_spares and not self.running
@@ -237,7 +238,7 @@ class Zygote:
             memory_bytes = step.limits["memory_bytes"]
             if used.num_tasks >= step.limits["processes"]:
                 self.stop(step, "processes")
-            elif used.resident_bytes > memory_bytes and used.exact_bytes() > memory_bytes:
+            elif used.resident_bytes > memory_bytes and used.exact_bytes(self.container_bytes) > memory_bytes:
                 self.stop(step, "memory")
         self.next_watch = time.monotonic() + WATCH_INTERVAL_S
 
