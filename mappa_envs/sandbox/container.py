@@ -19,6 +19,7 @@ from typing import Any
 from mappa_envs.errors import ConfigError, DataError, SandboxError, SandboxUnavailable, boundary
 from mappa_envs.sandbox.base import Limits
 from mappa_envs.sandbox.image_build import connect
+from mappa_envs.sandbox.inside.isolation import FIRST_UID
 from mappa_envs.sandbox.link import REPLY_TIMEOUT_S, START_TIMEOUT_S
 from mappa_envs.sandbox.relay import HEADER, pack
 
@@ -108,11 +109,6 @@ class Container:
         sweep(client)
         info = client.info()
         num_runs = num_concurrent or info["NCPU"]
-        sizes = f"size={limits.workspace_mb}m,nr_inodes={limits.workspace_files + 1},mode=700"
-        mounts = {_HOME: "size=4m,mode=700"}
-        for number in range(NUM_WORKSPACES + 1):
-            mounts[f"/ws/{number}"] = sizes
-            mounts[f"/scratch/{number}"] = "size=64m,nr_inodes=20000,mode=700"
         memory_bytes = info["MemTotal"] * 3 // 4
         try:
             self.docker = client.containers.create(
@@ -132,7 +128,7 @@ class Container:
                 pids_limit=num_runs * limits.processes + 100,
                 mem_limit=memory_bytes,
                 memswap_limit=memory_bytes,
-                tmpfs=mounts,
+                tmpfs=_mounts(limits),
                 init=True,
                 auto_remove=True,
                 # The default log file grows outside all limits.
@@ -270,6 +266,18 @@ class _Demultiplexer:
             messages.append((json.loads(text), bytes(self._out[HEADER.size + text_size : end])))
             del self._out[:end]
         return messages
+
+
+def _mounts(limits: Limits) -> dict[str, str]:
+    """Folder → options of the tmpfs there: our own code's, and two for each workspace (see `Uids`)."""
+    # Docker's own message queue file system would be open to all, and outlive their runs.
+    mounts = {_HOME: "size=4m,mode=700", "/dev/mqueue": "size=4k,mode=700"}
+    for number in range(NUM_WORKSPACES + 1):
+        door = f"mode=710,uid=0,gid={FIRST_UID + number}"
+        # Two inodes are the folder that is mounted and the workspace in it.
+        mounts[f"/ws/{number}"] = f"size={limits.workspace_mb}m,nr_inodes={limits.workspace_files + 2},{door}"
+        mounts[f"/scratch/{number}"] = f"size=64m,nr_inodes=20000,{door}"
+    return mounts
 
 
 def remove(container: Any) -> None:

@@ -148,8 +148,7 @@ class Relay:
         return subprocess.Popen(
             [sys.executable, "-s", "-P", "-B", "-c", _START, json.dumps(zygote)],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # stderr is the container's: what it says, the owner's errors quote
             env=self._config["environment"] | kept,
             pass_fds=[control_fd, SCRATCH_FD],
         )

@@ -71,8 +71,8 @@ class Isolation(ABC):
         """None for a process that has ended."""
 
     @abstractmethod
-    def kill_all(self, key: int, init: int) -> None:
-        """Kill whatever a run has left, once its worker is dead. May have to be said again."""
+    def kill_all(self, key: int, init: int, worker: int) -> None:
+        """Kill what a run has started. May have to be said again. `worker`: ours to wait for, or 0."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -130,7 +130,7 @@ class Namespaces(Isolation):
         except OSError:
             return None
 
-    def kill_all(self, key: int, init: int) -> None:
+    def kill_all(self, key: int, init: int, worker: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(init, signal.SIGKILL)
 
@@ -163,11 +163,13 @@ class Namespaces(Isolation):
 
 
 class Uids(Isolation):
-    """Folders that the container's engine mounted at start (a sized tmpfs each), and one user id each."""
+    """One user id each, and two folders inside of what the container's engine mounted at start: a sized
+    tmpfs that is root's, and that only this id's group may pass through. The folders are the id's own: it
+    can open them to all, but not the way there."""
 
     def make(self, number: int, megabytes: int, num_inodes: int) -> None:
-        # Their sizes are those of the mounts. An owner may have changed the modes.
         for path in (self.path(number), self._scratch(number)):
+            os.makedirs(path, exist_ok=True)
             os.chown(path, self.uid(number), self.uid(number))
             os.chmod(path, 0o700)
 
@@ -179,7 +181,7 @@ class Uids(Isolation):
         return [os.open(path, flags) for path in (self.path(number), self._scratch(number))]
 
     def path(self, number: int) -> str:
-        return f"/ws/{number}"
+        return f"/ws/{number}/own"
 
     def uid(self, number: int) -> int:
         return FIRST_UID + number
@@ -188,7 +190,7 @@ class Uids(Isolation):
         return self.folders(number)
 
     def _scratch(self, number: int) -> str:
-        return f"/scratch/{number}"
+        return f"/scratch/{number}/own"
 
     def before_fork(self) -> int:
         return 0
@@ -202,13 +204,14 @@ class Uids(Isolation):
     def key_of(self, pid: int) -> int | None:
         return watchdog.owner(pid)
 
-    def kill_all(self, key: int, init: int) -> None:
+    def kill_all(self, key: int, init: int, worker: int) -> None:
         assert key > FIRST_UID
         alive = False
         for pid in watchdog.pids_of(key, self.key_of):
-            # Orphans become our children; those of living parents are not ours to wait for.
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+            if pid != worker:
+                # Orphans become our children; those of living parents are not ours to wait for.
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
             alive |= not watchdog.is_ending(pid)
         if alive:
             _kill_all_of(key)

@@ -219,7 +219,7 @@ class Zygote:
         # Where init_fd or pid_fd is -1, that process id may be somebody else's by now; and after the
         # answer the next run of the same workspace may have begun.
         if step.init_fd >= 0 or (not step.init and step.run in self.running):
-            self.isolation.kill_all(step.key, step.init)
+            self.isolation.kill_all(step.key, step.init, step.pid if step.pid_fd >= 0 else 0)
         if step.pid_fd >= 0:
             os.kill(step.pid, signal.SIGKILL)
 
@@ -265,7 +265,7 @@ class Zygote:
             if step.init_fd >= 0:
                 continue
             if not step.init and step.run in self.running:
-                self.isolation.kill_all(step.key, 0)
+                self.isolation.kill_all(step.key, 0, 0)
                 if watchdog.pids_of(step.key, self.isolation.key_of):
                     continue
             self.dying.remove(step)
