@@ -6,11 +6,13 @@ particular to an environment is in four hooks: `build_messages`, `grade`, `inspe
 
 from __future__ import annotations
 
+import copy
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
@@ -29,6 +31,9 @@ from mappa_envs.spaces import MAX_CHARS, FreeText
 from mappa_envs.types import Artifact, Episode, Message, Outcome, Role, StopReason, Task
 from mappa_envs.view import View, Visibility, file_trail, prompt_text, transcript
 
+LARGE_FILE_BYTES = 32 << 20
+"""Larger files of a task are shown to every episode read-only, smaller ones copied into its workspace."""
+
 log = logging.getLogger(__name__)
 
 
@@ -39,7 +44,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
     ----------
     team : the roles, in their order.
     tasks : what `reset` draws from.
-    coach : a coach, or the name of one for `make_coach`.
+    coach : a coach, the name of one for `make_coach`, or None: every action stays unscored, with reward 0.
     sandbox : a sandbox that others may share (it is not closed here), or a kind for `open_sandbox`: that
         one is opened at the first reset and closed by `close`.
     max_turns : bound of an episode, which is truncated there; None = all actions that the team has, four
@@ -69,7 +74,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         team: Sequence[Role],
         tasks: Sequence[Task],
         *,
-        coach: Coach | str = "rubric",
+        coach: Coach | str | None = "rubric",
         sandbox: Sandbox | str = "auto",
         max_turns: int | None = None,
         time_limit_s: float | None = None,
@@ -99,7 +104,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
             ground_truth=ground_truth,
         )
         self.tasks = tuple(tasks)
-        self.coach: Coach = make_coach(coach) if isinstance(coach, str) else coach
+        self.coach: Coach | None = make_coach(coach) if isinstance(coach, str) else coach
         self.limits, self.packages, self.render_mode = limits, tuple(packages), render_mode
         self._sandbox_kind = sandbox if isinstance(sandbox, str) else None
         self._sandbox = None if isinstance(sandbox, str) else sandbox
@@ -129,6 +134,10 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
     async def lay_start(self, workspace: Workspace, task: Task, upstream: Sequence[Role]) -> None:
         """Put the artifacts of the upstream roles into the workspace, for `start_role`."""
         raise ConfigError(f"start_role: {self.env_id} cannot start in the middle")
+
+    def figures(self, episodes: Sequence[Episode]) -> Mapping[str, float | None]:
+        """What an evaluation reports of episodes besides success and outcome: always the same keys."""
+        return {}
 
     # PettingZoo's interface; the async twins do the work.
 
@@ -167,6 +176,13 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
     def cut(self, reason: StopReason) -> None:
         """End the episode from outside, for example because a prompt no longer fits (`CONTEXT`)."""
         wait_for(self.acut(reason))
+
+    def sibling(self, coach: Coach | None) -> Self:
+        """A shallow copy to play at the same time, in the same sandbox, which stays this one's to close."""
+        made = copy.copy(self)
+        made.coach, made._sandbox, made._sandbox_kind = coach, self._open_sandbox(), None
+        made._workspace, made._attempt, made._rng = None, None, np.random.default_rng()
+        return made
 
     async def areset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
         """`reset` in the caller's event loop."""
@@ -333,7 +349,8 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
     def _open_sandbox(self) -> Sandbox:
         if self._sandbox is None:
             kind = self._sandbox_kind or "auto"
-            self._sandbox = open_sandbox(kind, limits=self.limits, packages=self.packages)
+            shared = large_files(self.tasks)
+            self._sandbox = open_sandbox(kind, self.limits, self.packages, shared=shared)
         return self._sandbox
 
     async def _close_workspace(self) -> None:
@@ -344,6 +361,12 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
             await workspace.close()
         except SandboxError as error:
             log.warning("closing a workspace: %s", error)
+
+
+def large_files(tasks: Iterable[Task]) -> list[Path]:
+    """The tasks' files that a sandbox should show instead of copying them for every episode."""
+    files = dict.fromkeys(path for task in tasks for path in task.files.values())
+    return [path for path in files if path.is_file() and path.stat().st_size > LARGE_FILE_BYTES]
 
 
 def _count() -> Box:

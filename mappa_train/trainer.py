@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mappa_envs.errors import ConfigError, UnavailableError
-from mappa_envs.pipeline import PipelineEnv
+from mappa_envs.pipeline import PipelineEnv, large_files
 from mappa_envs.sandbox import Sandbox, open_sandbox
 from mappa_train.checkpoint import Checkpoint, RunFolder
 from mappa_train.config import Config
@@ -52,11 +52,14 @@ class Team:
         asyncio.run(self.sandbox.close())
 
 
-def open_team(config: Config, *, split: str | None = None, num_envs: int) -> Team:
-    """Load the model, start the sandbox and make the environments, which share both."""
+def open_team(config: Config, *, split: str | None = None, num_envs: int, coached: bool = True) -> Team:
+    """Load the model, start the sandbox and make the environments, which share both.
+
+    Not `coached`: nobody scores, and the coach of the settings is not even made.
+    """
     folder = load_pretrained(config.model).folder
-    first = make_env(config, split)
-    sandbox = open_sandbox(config.sandbox)
+    first = make_env(config, split) if coached else make_env(config, split, coach=None)
+    sandbox = open_sandbox(config.sandbox, shared=large_files(first.tasks))
     shared: dict[str, Any] = {"tasks": first.tasks, "sandbox": sandbox, "coach": first.coach}
     envs = [make_env(config, split, **shared) for _ in range(num_envs)]
     agents = first.possible_agents

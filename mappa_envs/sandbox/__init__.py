@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from mappa_envs.errors import ConfigError, SandboxUnavailable
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
@@ -28,7 +29,13 @@ def check_kind(kind: str) -> tuple[str, str]:
     return name, image
 
 
-def open_sandbox(kind: str = "auto", limits: Limits | None = None, packages: Sequence[str] = ()) -> Sandbox:
+def open_sandbox(
+    kind: str = "auto",
+    limits: Limits | None = None,
+    packages: Sequence[str] = (),
+    *,
+    shared: Sequence[Path] = (),
+) -> Sandbox:
     """A sandbox of this kind. It starts its processes when the first workspace is opened.
 
     Parameters
@@ -38,6 +45,8 @@ def open_sandbox(kind: str = "auto", limits: Limits | None = None, packages: Seq
     limits : what one run may use.
     packages : distributions that agents' code may import beyond numpy, pandas, scipy, scikit-learn,
         sympy and joblib. They must be installed here, or be in the image.
+    shared : large host files. A workspace that is opened with one of them shows it read-only and takes no
+        copy of it, so it does not count against `Limits.workspace_mb`.
 
     Raises `ConfigError` for an unknown kind and `SandboxUnavailable`, with what to do, where this
     machine offers no isolation (some of that shows only when the first workspace is opened).
@@ -46,12 +55,12 @@ def open_sandbox(kind: str = "auto", limits: Limits | None = None, packages: Seq
     if name == "auto":
         from mappa_envs.sandbox.auto import AutoSandbox
 
-        return AutoSandbox(limits, packages)
+        return AutoSandbox(limits, packages, shared=shared)
     if name == "docker":
         from mappa_envs.sandbox.docker import DockerSandbox
         from mappa_envs.sandbox.image_build import DEFAULT_IMAGE
 
-        return DockerSandbox(limits, packages, image=image or DEFAULT_IMAGE)
+        return DockerSandbox(limits, packages, shared=shared, image=image or DEFAULT_IMAGE)
     if name == "unsafe-local":
         from mappa_envs.sandbox.unsafe_local import UnsafeLocalSandbox
 
@@ -66,4 +75,4 @@ def open_sandbox(kind: str = "auto", limits: Limits | None = None, packages: Seq
         )
     from mappa_envs.sandbox.namespace import NamespaceSandbox
 
-    return NamespaceSandbox(limits, packages)
+    return NamespaceSandbox(limits, packages, shared=shared)

@@ -18,11 +18,18 @@ _log = logging.getLogger(__name__)
 class AutoSandbox(Sandbox):
     """Chooses when the first workspace is opened. `chosen`: the kind, once it is known."""
 
-    def __init__(self, limits: Limits | None = None, packages: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        packages: Sequence[str] = (),
+        *,
+        shared: Sequence[Path] = (),
+    ) -> None:
         self.limits = limits or Limits()
         check_limits(self.limits)
         self.chosen: str | None = None
         self._packages = tuple(packages)
+        self._shared = tuple(shared)
         self._sandbox: Sandbox | None = None
 
     async def open(self, files: Mapping[str, Path | bytes] | None = None) -> Workspace:
@@ -31,7 +38,7 @@ class AutoSandbox(Sandbox):
         reasons = []
         for kind in ORDER:
             try:
-                sandbox = open_sandbox(kind, self.limits, self._packages)
+                sandbox = open_sandbox(kind, self.limits, self._packages, shared=self._shared)
                 workspace = await sandbox.open(files)
             except SandboxUnavailable as error:
                 reasons.append(f"{kind}: {error}")

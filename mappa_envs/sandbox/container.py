@@ -12,6 +12,7 @@ import platform
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,11 @@ class Container:
         self._sender = ThreadPoolExecutor(1, "mappa-docker-send")
         self._watch: asyncio.Task[None] | None = None
 
-    async def start(self, image: str, limits: Limits, config: dict[str, Any]) -> None:
+    async def start(
+        self, image: str, limits: Limits, shared: Mapping[Path, str], config: dict[str, Any]
+    ) -> None:
         """Raises `SandboxUnavailable`, with what to do, where there is no daemon or no such image."""
-        await asyncio.to_thread(self._create, image, limits, config["num_concurrent"])
+        await asyncio.to_thread(self._create, image, limits, shared, config["num_concurrent"])
         self.alive = True
         threading.Thread(target=self._receive, name="mappa-docker-receive", daemon=True).start()
         self._watch = self._loop.create_task(self._watch_silence())
@@ -102,7 +105,9 @@ class Container:
                 " Build the image again: python -m mappa_envs build-image"
             )
 
-    def _create(self, image: str, limits: Limits, num_concurrent: int | None) -> None:
+    def _create(
+        self, image: str, limits: Limits, shared: Mapping[Path, str], num_concurrent: int | None
+    ) -> None:
         client = connect()
         import docker
 
@@ -129,6 +134,7 @@ class Container:
                 mem_limit=memory_bytes,
                 memswap_limit=memory_bytes,
                 tmpfs=_mounts(limits),
+                volumes={str(p.resolve()): {"bind": place, "mode": "ro"} for p, place in shared.items()},
                 init=True,
                 auto_remove=True,
                 # The default log file grows outside all limits.

@@ -16,7 +16,7 @@ from typing import Any
 from mappa_envs.errors import ConfigError, DataError, SandboxError, boundary
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 from mappa_envs.sandbox.container import NUM_WORKSPACES, Container
-from mappa_envs.sandbox.engine import check_limits
+from mappa_envs.sandbox.engine import check_limits, number_files
 from mappa_envs.sandbox.image_build import DEFAULT_IMAGE
 from mappa_envs.sandbox.io_thread import ThreadedSandbox
 from mappa_envs.sandbox.rootfs import ENVIRONMENT, IMPORTS, MASKS, REFUSED
@@ -30,6 +30,8 @@ class DockerSandbox(ThreadedSandbox["_Containers"]):
     ----------
     limits : what one run may use.
     packages : distributions that the image must hold beyond the default ones.
+    shared : host files that workspaces show read-only instead of a copy. The daemon must see them: where it
+        runs on another machine, leave it empty.
     image : made by `python -m mappa_envs build-image`, or one's own with the same libraries.
     num_concurrent : runs at a time, first come, first served; default: the engine's number of cores.
     """
@@ -39,6 +41,7 @@ class DockerSandbox(ThreadedSandbox["_Containers"]):
         limits: Limits | None = None,
         packages: Sequence[str] = (),
         *,
+        shared: Sequence[Path] = (),
         image: str = DEFAULT_IMAGE,
         num_concurrent: int | None = None,
     ) -> None:
@@ -48,34 +51,49 @@ class DockerSandbox(ThreadedSandbox["_Containers"]):
             raise ConfigError(
                 f"packages: {min(refused)!r} ships tasks with answers and never enters the sandbox"
             )
-        super().__init__(_Containers(limits, tuple(packages), image, num_concurrent), limits)
+        super().__init__(
+            _Containers(limits, tuple(packages), image, number_files(shared), num_concurrent), limits
+        )
 
 
 class _Containers(Sandbox):
     """The one container, started where there is none that lives. Bound to one event loop."""
 
     def __init__(
-        self, limits: Limits, packages: tuple[str, ...], image: str, num_concurrent: int | None
+        self,
+        limits: Limits,
+        packages: tuple[str, ...],
+        image: str,
+        shared: dict[Path, str],
+        num_concurrent: int | None,
     ) -> None:
         self.limits = limits
         self.container: Container | None = None
         self._packages = packages
         self._image = image
+        self._shared = shared
         self._num_concurrent = num_concurrent
         self._starting = asyncio.Lock()
 
     async def open(self, files: Mapping[str, Path | bytes] | None = None) -> Workspace:
         container = await self._living()
-        contents = await asyncio.to_thread(_read_all, files or {})
+        files = dict(files or {})
+        shown = [
+            (name, self._shared[p]) for name, p in files.items() if isinstance(p, Path) and p in self._shared
+        ]
+        for name, _ in shown:
+            del files[name]
+        contents = await asyncio.to_thread(_read_all, files)
         sizes = [(name, len(content)) for name, content in contents.items()]
-        number, _ = await container.ask({"op": "open", "files": sizes}, b"".join(contents.values()))
+        request = {"op": "open", "files": sizes, "shown": shown}
+        number, _ = await container.ask(request, b"".join(contents.values()))
         return _DockerWorkspace(container, number)
 
     async def _living(self) -> Container:
         async with self._starting:
             if self.container is None or not self.container.alive:
                 container = Container()
-                await container.start(self._image, self.limits, self._config())
+                await container.start(self._image, self.limits, self._shared, self._config())
                 self.container = container
             return self.container
 
@@ -85,6 +103,7 @@ class _Containers(Sandbox):
         }  # fmt: skip
         return {
             "limits": asdict(self.limits),
+            "shared": list(self._shared.values()),
             "num_workspaces": NUM_WORKSPACES,
             "num_concurrent": self._num_concurrent,
             "environment": ENVIRONMENT,

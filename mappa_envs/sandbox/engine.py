@@ -22,6 +22,7 @@ from typing import Any
 from mappa_envs.errors import ConfigError, DataError, SandboxError, boundary
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 from mappa_envs.sandbox.inside import linux
+from mappa_envs.sandbox.inside.isolation import SHARED
 from mappa_envs.sandbox.link import MAX_FDS, REPLY_TIMEOUT_S, Answer, Zygote
 from mappa_envs.sandbox.output import RunOutput
 from mappa_envs.sandbox.trail import Snapshot, compare, take_snapshot, wipe
@@ -56,6 +57,7 @@ class Engine(Sandbox):
     ----------
     launch : starts a zygote and waits until it is ready.
     limits : what one run may use.
+    shared : files that workspaces show without a copy: path here → path that the zygote sees.
     num_workspaces : that may be open at a time.
     num_concurrent : runs at a time, first come, first served; default: the number of cores.
     """
@@ -65,12 +67,14 @@ class Engine(Sandbox):
         launch: Callable[[], Awaitable[Zygote]],
         limits: Limits,
         *,
+        shared: Mapping[Path, str],
         num_workspaces: int,
         num_concurrent: int | None = None,
     ) -> None:
         self.limits = limits
         self.turns = asyncio.Semaphore(num_concurrent or os.cpu_count() or 1)
         self.zygote: Zygote | None = None
+        self.shared = shared
         self._launch = launch
         self._num_workspaces = num_workspaces
         self._starting = asyncio.Lock()
@@ -146,6 +150,7 @@ class EngineWorkspace(Workspace):
         self._scratch_fds = folders[1:]
         self._busy = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._shown: dict[str, Path] = {}
         self._before = Snapshot()
 
     async def run(self, blocks: str | Sequence[str]) -> ToolResult:
@@ -166,7 +171,12 @@ class EngineWorkspace(Workspace):
 
     async def fill(self, files: dict[str, Path | bytes]) -> None:
         """Copy the task's files in and take the first snapshot."""
-        names = list(files)
+        sources = {name: file for name, file in files.items() if isinstance(file, Path)}
+        self._shown = {name: path for name, path in sources.items() if path in self._engine.shared}
+        for name, path in self._shown.items():
+            target = self._engine.shared[path]
+            await self._zygote.request("show", {"workspace": self._number, "name": name, "target": target})
+        names = [name for name in files if name not in self._shown]
         for start in range(0, len(names), _FILES_PER_REQUEST):
             some = names[start : start + _FILES_PER_REQUEST]
             fields = {"workspace": self._number, "names": some}
@@ -303,7 +313,10 @@ class EngineWorkspace(Workspace):
         if "\0" in path:
             raise ValueError(f"{path!r} cannot be read: it holds a NUL")
         with _as_read_errors(path):
-            fd = linux.open_beneath(self._root_fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            if path in self._shown and self._is_as_shown(path):
+                fd = os.open(self._shown[path], os.O_RDONLY | os.O_CLOEXEC)
+            else:
+                fd = linux.open_beneath(self._root_fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
@@ -317,6 +330,11 @@ class EngineWorkspace(Workspace):
         finally:
             os.close(fd)
 
+    def _is_as_shown(self, path: str) -> bool:
+        """Is it still what stands here for a shared file: a link, or an empty file to mount it on?"""
+        found = os.stat(path, dir_fd=self._root_fd, follow_symlinks=False)
+        return stat.S_ISLNK(found.st_mode) or found.st_size == 0
+
     def _check_open(self) -> None:
         if self.closed:
             raise SandboxError("this workspace is closed")
@@ -329,6 +347,12 @@ def check_limits(limits: Limits) -> None:
     for name in ("time_s", "memory_mb", "processes", "output_bytes", "workspace_mb", "workspace_files"):
         if not 0 < getattr(limits, name) < math.inf:
             raise ConfigError(f"limits: {name} must be positive and finite, got {getattr(limits, name)}")
+
+
+def number_files(files: Sequence[Path]) -> dict[Path, str]:
+    """Each existing file that everybody may read → its path inside; others are copied like any file."""
+    able = [path for path in dict.fromkeys(files) if path.is_file() and path.stat().st_mode & stat.S_IROTH]
+    return {path: f"{SHARED}/{number}" for number, path in enumerate(able)}
 
 
 def _check_name(name: str) -> str:

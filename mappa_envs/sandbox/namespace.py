@@ -15,11 +15,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mappa_envs.errors import SandboxUnavailable
 from mappa_envs.sandbox.base import Limits
-from mappa_envs.sandbox.engine import Engine, check_limits
+from mappa_envs.sandbox.engine import Engine, check_limits, number_files
 from mappa_envs.sandbox.io_thread import ThreadedSandbox
 from mappa_envs.sandbox.link import Zygote, ZygoteFailed
 from mappa_envs.sandbox.rootfs import ENVIRONMENT, IMPORTS, Rootfs, plan_rootfs
@@ -36,6 +37,7 @@ class NamespaceSandbox(ThreadedSandbox[Engine]):
     ----------
     limits : what one run may use.
     packages : distributions that agents' code may import beyond the default ones.
+    shared : host files that workspaces show read-only instead of a copy.
     num_concurrent : runs at a time, first come, first served; default: the number of cores.
     """
 
@@ -44,16 +46,26 @@ class NamespaceSandbox(ThreadedSandbox[Engine]):
         limits: Limits | None = None,
         packages: Sequence[str] = (),
         *,
+        shared: Sequence[Path] = (),
         num_concurrent: int | None = None,
     ) -> None:
         limits = limits or Limits()
         check_limits(limits)
         self._packages = tuple(packages)
-        engine = Engine(self._launch, limits, num_workspaces=NUM_UIDS - 1, num_concurrent=num_concurrent)
+        self._shared = number_files(shared)
+        engine = Engine(
+            self._launch,
+            limits,
+            shared=self._shared,
+            num_workspaces=NUM_UIDS - 1,
+            num_concurrent=num_concurrent,
+        )
         super().__init__(engine, limits)
 
     async def _launch(self) -> Zygote:
         rootfs = await asyncio.to_thread(plan_rootfs, self._packages)
+        shared = [(str(path.resolve()), target) for path, target in self._shared.items()]
+        rootfs = replace(rootfs, binds=(*rootfs.binds, *shared))
         zygote = Zygote(num_folders=1)
         try:
             await zygote.start(lambda control_fd: _spawn(rootfs, control_fd))

@@ -46,9 +46,12 @@ class Relay:
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
         self._engine = Engine(
-            self._launch, Limits(**config["limits"]), num_workspaces=config["num_workspaces"],
+            self._launch,
+            Limits(**config["limits"]),
+            shared={Path(path): path for path in config["shared"]},
+            num_workspaces=config["num_workspaces"],
             num_concurrent=config["num_concurrent"],
-        )  # fmt: skip
+        )
         self._workspaces: dict[int, EngineWorkspace] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -111,7 +114,8 @@ class Relay:
         await self._send(answer, content)
 
     async def do_open(self, request: dict[str, Any], blob: bytes) -> tuple[int, bytes]:
-        files, start = {}, 0
+        files: dict[str, Path | bytes] = {name: Path(path) for name, path in request["shown"]}
+        start = 0
         for name, size in request["files"]:
             files[name] = blob[start : start + size]
             start += size

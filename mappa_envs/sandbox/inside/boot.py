@@ -15,6 +15,7 @@ import sys
 from typing import Any, NoReturn
 
 from . import linux
+from .isolation import SHARED
 
 _OLD, _NEW = "/old", "/new"
 _SAFE = linux.MS_NOSUID | linux.MS_NODEV
@@ -105,6 +106,7 @@ def _build_tree(plan: dict[str, Any]) -> None:
     linux.mount("tmpfs", _NEW, "tmpfs", _SAFE, "size=4m,mode=755")
     for folder in ("dev/shm", "proc", "tmp", "ws", "workspace", "etc", "empty"):
         os.makedirs(f"{_NEW}/{folder}", mode=0o755)
+    os.mkdir(_NEW + SHARED)
     for source, target in plan["binds"]:
         _bind(source, target, read_only=True)
     for target in plan["masks"]:

@@ -17,6 +17,9 @@ from typing import Any
 from . import linux, watchdog
 
 WORKSPACE = "/workspace"
+SHARED = "/shared"
+"""Where the zygote has the files that workspaces show without a copy."""
+
 SCRATCH_FD, WORKSPACE_FD = 8, 9
 """Where a worker of `Uids` holds its two folders; the image's /tmp and /workspace are links to them."""
 
@@ -41,6 +44,10 @@ class Isolation(ABC):
         """The workspace is no more. Nothing runs in it."""
 
     @abstractmethod
+    def show(self, number: int, name: str, target: str) -> None:
+        """Let a workspace that no agent has used yet have the shared file `target` under a name."""
+
+    @abstractmethod
     def folders(self, number: int) -> list[int]:
         """Descriptors of its folders for the owner: the workspace first."""
 
@@ -53,6 +60,10 @@ class Isolation(ABC):
     @abstractmethod
     def trees(self, number: int) -> list[int]:
         """What a worker needs to enter the workspace, as descriptors."""
+
+    def shown(self, number: int) -> list[str]:
+        """Names of shared files that come as descriptors at the end of `trees`."""
+        return []
 
     @abstractmethod
     def before_fork(self) -> int:
@@ -89,6 +100,7 @@ class Namespaces(Isolation):
 
     def __init__(self, *, many_uids: bool) -> None:
         self._many_uids = many_uids
+        self._shown: dict[int, dict[str, str]] = {}
         self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
 
     def make(self, number: int, megabytes: int, num_inodes: int) -> None:
@@ -100,6 +112,13 @@ class Namespaces(Isolation):
     def remove(self, number: int) -> None:
         linux.umount(self.path(number))
         os.rmdir(self.path(number))
+        self._shown.pop(number, None)
+
+    def show(self, number: int, name: str, target: str) -> None:
+        place = f"{self.path(number)}/{name}"
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444))
+        self._shown.setdefault(number, {})[name] = target
 
     def folders(self, number: int) -> list[int]:
         return [os.open(self.path(number), os.O_RDONLY | os.O_DIRECTORY)]
@@ -111,7 +130,11 @@ class Namespaces(Isolation):
         return number if self._many_uids else 0
 
     def trees(self, number: int) -> list[int]:
-        return [linux.clone_mount(self.path(number))]
+        shown = self._shown.get(number, {}).values()
+        return [linux.clone_mount(path) for path in (self.path(number), *shown)]
+
+    def shown(self, number: int) -> list[str]:
+        return list(self._shown.get(number, {}))
 
     def before_fork(self) -> int:
         linux.unshare(linux.CLONE_NEWPID, "pid")
@@ -139,14 +162,19 @@ class Namespaces(Isolation):
         linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
         safe = linux.MS_NOSUID | linux.MS_NODEV
         linux.umount("/ws")
+        if os.listdir(SHARED):
+            # Mounts that came along from outside cannot be taken off, but covered.
+            linux.mount("tmpfs", SHARED, "tmpfs", safe, "size=4k,mode=711")
         linux.mount("proc", "/proc", "proc", safe | linux.MS_NOEXEC)
         linux.mount("tmpfs", "/tmp", "tmpfs", safe, "size=64m,nr_inodes=20000,mode=1777")
         linux.mount("tmpfs", "/dev/shm", "tmpfs", safe | linux.MS_NOEXEC, "size=64m,nr_inodes=2000,mode=1777")
 
     def enter(self, order: dict[str, Any], trees: list[int]) -> None:
-        (tree,) = trees
-        linux.attach_mount(tree, WORKSPACE)
-        os.close(tree)
+        for tree, name in zip(trees, ["", *order["shown"]], strict=True):
+            # An agent may have put something else in the place, or nothing: its own loss.
+            with contextlib.suppress(OSError) if name else contextlib.nullcontext():
+                linux.attach_mount(tree, f"{WORKSPACE}/{name}" if name else WORKSPACE)
+            os.close(tree)
         if order["read_only"]:
             flags = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
             linux.mount("none", WORKSPACE, None, flags)
@@ -175,6 +203,11 @@ class Uids(Isolation):
 
     def remove(self, number: int) -> None:
         """Nothing to do: the owner has emptied the folders, which stay."""
+
+    def show(self, number: int, name: str, target: str) -> None:
+        place = f"{self.path(number)}/{name}"
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.symlink(target, place)
 
     def folders(self, number: int) -> list[int]:
         flags = os.O_RDONLY | os.O_DIRECTORY

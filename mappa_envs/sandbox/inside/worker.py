@@ -48,7 +48,7 @@ def main(channel: socket.socket, setting: Setting) -> NoReturn:
     exit_code = _SETUP_FAILED
     try:
         channel = prepare(channel, setting.isolation)
-        data, fds, _, _ = socket.recv_fds(channel, 4096, 8)
+        data, fds, _, _ = socket.recv_fds(channel, 1 << 16, 32)
         if not data:
             os._exit(0)
         order = json.loads(data)

@@ -157,6 +157,11 @@ class Zygote:
         finally:
             close_all(fds)
 
+    def do_show(self, request: dict[str, Any], _: list[int]) -> None:
+        """A shared file in a workspace that no agent has used yet."""
+        self.isolation.show(request["workspace"], request["name"], request["target"])
+        self.reply({"id": request["id"]})
+
     def do_close(self, request: dict[str, Any], _: list[int]) -> None:
         self.isolation.remove(request["workspace"])
         self.reply({"id": request["id"]})
@@ -165,7 +170,7 @@ class Zygote:
         """Send a worker on its way. `fds`: code, stdout, stderr, report. The reply comes at its death."""
         number = request["workspace"]
         order = {key: request[key] for key in ("limits", "read_only")}
-        order["uid"] = self.isolation.uid(number)
+        order |= {"uid": self.isolation.uid(number), "shown": self.isolation.shown(number)}
         trees = self.isolation.trees(number)
         try:
             step = self.spares.pop() if self.spares else self.fork_worker()
