@@ -78,7 +78,6 @@ class Container:
         self._last_heard = time.monotonic()
         # Sending blocks when the container does not read; one thread keeps messages whole and in order.
         self._sender = ThreadPoolExecutor(1, "mappa-docker-send")
-        self._watch: asyncio.Task[None] | None = None
 
     async def start(
         self, image: str, limits: Limits, shared: Mapping[Path, str], config: dict[str, Any]
@@ -87,7 +86,7 @@ class Container:
         await asyncio.to_thread(self._create, image, limits, shared, config["num_concurrent"])
         self.alive = True
         threading.Thread(target=self._receive, name="mappa-docker-receive", daemon=True).start()
-        self._watch = self._loop.create_task(self._watch_silence())
+        self._watching = self._loop.create_task(self._watch_silence())
         try:
             sent = json.dumps({"files": _bundle(), "config": config}).encode()
             await self._send(len(sent).to_bytes(4, "big") + sent)
@@ -210,13 +209,14 @@ class Container:
             await asyncio.sleep(min(1.0, SILENCE_TIMEOUT_S / 4))
             if self._waiting and time.monotonic() - self._last_heard > SILENCE_TIMEOUT_S:
                 self._lose(f"no sign of life for {SILENCE_TIMEOUT_S:.0f} s")
-                await asyncio.to_thread(self._remove)
 
     def _lose(self, reason: str) -> None:
-        """Fail all who wait for an answer."""
+        """Fail all who wait for an answer, and clean up."""
         if not self.alive:
             return
         self.alive = False
+        self._watching.cancel()
+        self._cleaning = self._loop.create_task(asyncio.to_thread(self._remove))
         said = self._stream.errors.decode("utf-8", "replace").strip()[-1000:]
         reason = f"{reason}: {said}" if said else reason
         if not self._started.done():
@@ -229,16 +229,16 @@ class Container:
     async def stop(self, reason: str) -> None:
         """Kill and remove it; nothing of it is left afterwards."""
         self._lose(reason)
-        if self._watch is not None:
-            self._watch.cancel()
-        await asyncio.to_thread(self._remove)
-        self._sender.shutdown(wait=False)
+        await self._cleaning
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._attached.close()
+        self._socket.close()  # what attach_socket gave is only one holder of it
+        self._sender.shutdown(wait=False)
         remove(self.docker)
+        self.docker.client.close()
 
 
 class _Demultiplexer:

@@ -92,6 +92,8 @@ class _Containers(Sandbox):
     async def _living(self) -> Container:
         async with self._starting:
             if self.container is None or not self.container.alive:
+                if self.container is not None:
+                    await self.container.stop("it died")
                 container = Container()
                 await container.start(self._image, self.limits, self._shared, self._config())
                 self.container = container

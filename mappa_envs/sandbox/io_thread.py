@@ -18,9 +18,10 @@ S = TypeVar("S", bound=Sandbox)
 
 
 class IoThread:
-    """Starts with the first call. A forked copy of the process cannot use it."""
+    """Starts with the first call, ends for good with `stop`. A forked copy of the process cannot use it."""
 
     def __init__(self) -> None:
+        self.stopped = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -29,12 +30,15 @@ class IoThread:
     async def call(self, function: Callable[[], Awaitable[T]]) -> T:
         """Run `function()` over there and wait for it here; cancelling here cancels there.
 
-        Raises `SandboxError` in a forked copy of the process that made this object.
+        Raises `SandboxError` after `stop`, and in a forked copy of the process that made this object.
         """
         if os.getpid() != self._pid:
             raise SandboxError(
                 "this sandbox belongs to the process that made it; open another one after a fork"
             )
+
+        if self.stopped:
+            raise SandboxError("this sandbox is closed: open another one")
 
         async def run() -> T:
             return await function()
@@ -53,7 +57,8 @@ class IoThread:
             return self._loop
 
     def stop(self) -> None:
-        """End the thread; a later call starts another."""
+        """End the thread."""
+        self.stopped = True
         with self._lock:
             if self._loop is None or self._thread is None or os.getpid() != self._pid:
                 return
@@ -75,17 +80,13 @@ class ThreadedSandbox(Sandbox, Generic[S]):
         self.inner = inner
         self.limits = limits
         self._thread = IoThread()
-        self._closed = False
 
     async def open(self, files: Mapping[str, Path | bytes] | None = None) -> Workspace:
-        if self._closed:
-            raise SandboxError("this sandbox is closed: open another one")
         workspace = await self._thread.call(lambda: self.inner.open(files))
         return _ThreadedWorkspace(workspace, self._thread)
 
     async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self._thread.stopped:
             await self._thread.call(self.inner.close)
             self._thread.stop()
 
@@ -105,5 +106,5 @@ class _ThreadedWorkspace(Workspace):
         return await self._thread.call(lambda: self._inner.read(path, max_bytes))
 
     async def close(self) -> None:
-        if not self._inner.closed:
+        if not (self._inner.closed or self._thread.stopped):
             await self._thread.call(self._inner.close)

@@ -41,7 +41,10 @@ class Zygote:
         self.num_folders = num_folders
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
-        self._started: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """Done once it is dead."""
         self._sending = asyncio.Lock()
         self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -173,6 +176,7 @@ class Zygote:
         if not self.alive:
             return
         self.alive = False
+        self.ended.set_result(None)
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._socket.close()
         if self._process is not None:

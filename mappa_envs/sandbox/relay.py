@@ -56,7 +56,7 @@ class Relay:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
-        """Until standard input ends."""
+        """Until standard input or the zygote ends."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
@@ -65,22 +65,24 @@ class Relay:
         )
         self._writer = asyncio.StreamWriter(transport, protocol, None, loop)
         self._writing = asyncio.Lock()
-        await self._send(await self._ready())
-        heart = loop.create_task(self._beat())
+        try:
+            zygote = await self._engine.living_zygote()
+        except (SandboxError, SandboxUnavailable) as error:
+            await self._send({"op": "failed", "error": str(error)})
+            return
+        await self._send({"op": "ready"})
+        # When a zygote dies, its workers may live on with ids that new ones would get: all ends with it.
+        work = {loop.create_task(self._listen(reader)), loop.create_task(self._beat()), zygote.ended}
+        await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        os._exit(0)  # whoever still waits learns it from the end of the stream
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError):
             while True:
                 text_size, blob_size = HEADER.unpack(await reader.readexactly(HEADER.size))
                 request = json.loads(await reader.readexactly(text_size))
                 blob = await reader.readexactly(blob_size)
                 self._accept(request, blob)
-        heart.cancel()
-
-    async def _ready(self) -> dict[str, Any]:
-        try:
-            await self._engine.living_zygote()
-        except (SandboxError, SandboxUnavailable) as error:
-            return {"op": "failed", "error": str(error)}
-        return {"op": "ready"}
 
     async def _beat(self) -> None:
         while True:
