@@ -119,6 +119,8 @@ class Zygote:
 
     def read_request(self) -> None:
         data, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE_BYTES, MAX_FDS)
+        for fd in fds:
+            os.set_inheritable(fd, False)  # by none of the programs that runs begin with
         if not data:
             os._exit(0)  # the owner is gone; as first process of the namespace we take all along
         request = json.loads(data)
