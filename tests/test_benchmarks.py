@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from benchmarks.learning import main_job
+from benchmarks.sandbox import parts, processes
+from benchmarks.sandbox.__main__ import RAW_NAMES
+from benchmarks.sandbox.figures import Measured, flatten, make_table
+from benchmarks.sandbox.variants import HEAVY, Step, Unmeasurable, make_csv
 
 
 def _write_run(path: Path, lr: float, last: float) -> Path:
@@ -44,3 +56,160 @@ def test_a_control_without_learning_is_not_in_the_gain(tmp_path: Path) -> None:
     assert figures["dsbench_seeds"] == 1
     assert figures["dsbench_score_gain"] == pytest.approx(2.0)
     assert [run["lr"] for run in figures["runs"]] == [1e-3, 0.0]
+
+
+def test_the_sandbox_figures_are_the_other_time_divided_by_ours() -> None:
+    measured = Measured(
+        values={
+            "heavy_cold_ms": 1000.0,
+            "heavy_docker_run_ms": 1500.0,
+            "heavy_namespace_ms": 50.0,
+            "heavy_docker_ms": 60.0,
+            "heavy8_cold_per_s": 0.5,
+            "heavy8_namespace_per_s": 20.0,
+            "idle_mb": 0.01,
+        }
+    )
+    figures = flatten(measured, RAW_NAMES)
+    assert figures["heavy_vs_cold"] == pytest.approx(20)
+    assert figures["heavy_vs_docker_run"] == pytest.approx(30)
+    assert figures["docker_heavy_vs_run"] == pytest.approx(25)
+    assert figures["heavy8_vs_cold"] == pytest.approx(40)
+    assert figures["idle_mb"] == pytest.approx(0.01)
+    assert figures["heavy_vs_docker_exec"] is None
+    assert figures["failures"] is None
+
+
+def test_the_sandbox_figures_are_flat_and_have_the_agreed_names() -> None:
+    figures = json.loads(json.dumps(flatten(Measured(), RAW_NAMES)))
+    assert list(figures)[:17] == [
+        "heavy_vs_cold",
+        "heavy_vs_docker_run",
+        "heavy_vs_docker_exec",
+        "trivial_vs_cold",
+        "trivial_vs_docker_run",
+        "trivial_vs_docker_exec",
+        "docker_trivial_vs_run",
+        "docker_trivial_vs_exec",
+        "docker_heavy_vs_run",
+        "heavy8_vs_cold",
+        "heavy32_vs_cold",
+        "idle_mb",
+        "total32_mb",
+        "create_close_ms",
+        "timeout_overshoot_s",
+        "failures",
+        "survivors",
+    ]
+    assert {"trivial_namespace_ms", "heavy_cold_ms", "heavy32_cold_per_s"} <= figures.keys()
+    assert all(value is None for value in figures.values())
+
+
+def test_the_sandbox_table_says_what_is_missed_and_why_something_is_missing() -> None:
+    measured = Measured(
+        values={"trivial_cold_ms": 10.0, "trivial_namespace_ms": 5.0, "create_close_ms": 0.5},
+        reasons={"trivial_docker_run_ms": "no daemon"},
+    )
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(make_table(measured, RAW_NAMES))
+    rows = {line.split()[1]: line for line in capture.get().splitlines() if line.startswith("│")}
+    assert "missed" in rows["trivial_vs_cold"]
+    assert "missed" not in rows["create_close_ms"]
+    assert "no trivial_docker_run_ms" in rows["trivial_vs_docker_run"]
+    assert "no daemon" in rows["trivial_docker_run_ms"]
+    assert "heavy_vs_cold" not in rows  # nobody asked for it
+
+
+def test_latency_leaves_out_what_is_not_there_and_counts_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def missing(num: int) -> AsyncIterator[list[Step]]:
+        raise Unmeasurable("not installed")
+        yield []
+
+    @asynccontextmanager
+    async def flaky(num: int) -> AsyncIterator[list[Step]]:
+        heavy_runs = 0
+
+        async def step(code: str) -> str | None:
+            nonlocal heavy_runs
+            heavy_runs += code == HEAVY
+            return "killed" if code == HEAVY and heavy_runs > 1 else None
+
+        yield [step] * num
+
+    monkeypatch.setattr(parts, "IDLE_S", 0.0)
+    monkeypatch.setattr(parts, "VARIANTS", {"cold": missing, "namespace": flaky})
+    measured = Measured()
+    asyncio.run(parts.measure_latency(measured, parts.SIZES["quick"]))
+    assert measured.reasons["heavy_cold_ms"] == "not installed"
+    assert measured.values["failures"] == parts.SIZES["quick"].num_rounds
+    assert measured.reasons["heavy_namespace_ms"] == "every step failed"
+    assert measured.values["trivial_namespace_ms"] >= 0
+
+
+def test_the_closed_loop_keeps_every_workspace_busy_until_all_is_done() -> None:
+    running, most = 0, 0
+
+    async def step(code: str) -> str | None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return None
+
+    duration_s, problems = asyncio.run(parts.run_closed_loop([step] * 4, 10))
+    assert problems == [None] * 10
+    assert most == 4
+    assert duration_s > 0
+
+
+def test_processes_are_found_weighed_and_missed_when_they_are_gone() -> None:
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"1\n"
+        # This process has other children too: helpers that earlier tests left waiting.
+        below = {one for one in processes.descendants(os.getpid()) if one[0] == child.pid}
+        assert len(below) == 1
+        below |= processes.descendants(child.pid)
+        assert len(below) == 2
+        assert processes.pss_mb(below) > 1
+        assert processes.survivors(below, 0.0) == below
+        child.communicate(b"\n")
+    assert processes.survivors(below, 0.0) == set()
+
+
+def test_the_table_of_the_heavy_step_is_the_same_every_time() -> None:
+    lines = make_csv().decode().splitlines()
+    assert make_csv() == make_csv()
+    assert len(lines) == 1001
+    assert all(len(line.split(",")) == 10 for line in lines)
+    assert {line.rpartition(",")[2] for line in lines[1:]} == {"0", "1"}
+
+
+def test_the_episodes_of_the_envs_benchmark_are_whole_ones(tmp_path: Path) -> None:
+    from benchmarks.envs.__main__ import classic, ours
+
+    play = ours(tmp_path)
+    assert [play(number) for number in range(4)] == [6, 3, 6, 3]
+    assert all(5 <= classic()(number) <= 9 for number in range(5))
+    if find_spec("pygame") is None:
+        assert "pygame" not in sys.modules
+
+
+def test_the_envs_benchmark_writes_the_agreed_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.envs import __main__ as envs
+
+    rates = iter([0.0, 0.0, 10.0, 100.0, 20.0, 100.0, 30.0, 600.0])
+    monkeypatch.setattr(envs, "rate", lambda play, numbers, duration_s: next(rates))
+    monkeypatch.setitem(envs.SIZES, "quick", (3, 0.0))
+    envs.main(["--json", str(tmp_path / "out.json")])
+    # Ours and the game in turns; the first pair is to warm up. Medians of 10 20 30 and of 0.1 0.2 0.05.
+    assert json.loads((tmp_path / "out.json").read_text()) == {"steps_per_s": 20.0, "vs_pettingzoo": 0.1}
+    assert "vs_pettingzoo" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import sys
 from collections.abc import Callable
@@ -129,19 +130,6 @@ def test_rewrite_at_once_is_seen(sandbox: Sandbox) -> None:
     asyncio.run(scenario())
 
 
-def test_same_code_same_output(run: Run) -> None:
-    code = (
-        "import random, numpy as np\n"
-        "from sklearn.ensemble import RandomForestClassifier as Forest\n"
-        "print(random.random(), np.random.rand(), hash('text'), {'b', 'a', 'c'})\n"
-        "X = np.random.rand(100, 4)\n"
-        "print(Forest(5).fit(X, X[:, 0] > 0.5).predict_proba(X[:3]))"
-    )
-    first, second = run(code), run(code)
-    assert first.ok
-    assert first.stdout == second.stdout
-
-
 def test_libraries(run: Run) -> None:
     result = run(
         "import numpy, pandas, scipy.signal, sklearn.manifold, sympy, joblib, dateutil, sqlite3, asyncio\n"
@@ -165,8 +153,8 @@ def test_inspect_reports_once_and_cannot_write(sandbox: Sandbox) -> None:
         async with await sandbox.open({"a.csv": b"x\n1\n"}) as workspace:
             script = "import pandas as pd\nreport({'rows': len(pd.read_csv('a.csv'))})\nreport(2)"
             assert await workspace.inspect(script) == {"rows": 1}
-            write = "try: open('b', 'w')\nexcept OSError as e: report(e.errno)"
-            assert await workspace.inspect(write) == 30
+            write = "try: open('b', 'w')\nexcept OSError as error: report(error.errno)"
+            assert await workspace.inspect(write) in (errno.EPERM, errno.EROFS)
             assert await workspace.inspect("pass") is None
             assert await workspace.inspect("1 / 0") is None
             assert await workspace.inspect("while True: pass", time_s=0.2) is None
@@ -239,28 +227,29 @@ def test_closed_workspace_refuses(sandbox: Sandbox) -> None:
     asyncio.run(scenario())
 
 
-def test_unknown_settings() -> None:
-    with pytest.raises(ConfigError, match="namespace"):
+@pytest.mark.parametrize("backend", ["namespace", "docker"])
+def test_unknown_settings(backend: str) -> None:
+    with pytest.raises(ConfigError, match=backend):
         open_sandbox("jail")
-    with pytest.raises(ConfigError, match="memory_mb"):
-        open_sandbox("namespace", Limits(memory_mb=0))
+    for name in ("time_s", "memory_mb", "processes", "output_bytes", "workspace_mb", "workspace_files"):
+        with pytest.raises(ConfigError, match=name):
+            open_sandbox(backend, Limits(**{name: 0}))
 
 
 @pytest.mark.parametrize("package", ["no-such-package", "mappa", "bokeh_sampledata"])
-def test_refused_packages(package: str) -> None:
+def test_refused_packages(kind: str, package: str) -> None:
     async def scenario() -> None:
-        async with open_sandbox("namespace", packages=[package]) as sandbox:
-            with pytest.raises(ConfigError, match="packages"):
+        with pytest.raises(ConfigError, match="packages"):
+            async with open_sandbox(kind, packages=[package]) as sandbox:
                 await sandbox.open()
 
     asyncio.run(scenario())
 
 
-def test_client_is_light() -> None:
-    code = (
-        "import sys, mappa_envs.sandbox.namespace\n"
-        "print([m for m in ('numpy', 'pandas', 'sklearn', 'torch', 'pydantic') if m in sys.modules])"
-    )
+@pytest.mark.parametrize("backend", ["namespace", "docker"])
+def test_client_is_light(backend: str) -> None:
+    heavy = ("numpy", "pandas", "sklearn", "torch", "pydantic", "docker", "requests")
+    code = f"import sys, mappa_envs.sandbox.{backend}\nprint([m for m in {heavy} if m in sys.modules])"
 
     async def scenario() -> bytes:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=-1)

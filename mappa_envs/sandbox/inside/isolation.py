@@ -82,8 +82,8 @@ class Isolation(ABC):
         """None for a process that has ended."""
 
     @abstractmethod
-    def kill_all(self, key: int, init: int, worker: int) -> None:
-        """Kill what a run has started. May have to be said again. `worker`: ours to wait for, or 0."""
+    def kill_all(self, key: int, init: int, workers: set[int]) -> None:
+        """Kill what a run has started. May have to be said again. `workers`: those that others wait for."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -153,7 +153,7 @@ class Namespaces(Isolation):
         except OSError:
             return None
 
-    def kill_all(self, key: int, init: int, worker: int) -> None:
+    def kill_all(self, key: int, init: int, workers: set[int]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(init, signal.SIGKILL)
 
@@ -237,11 +237,11 @@ class Uids(Isolation):
     def key_of(self, pid: int) -> int | None:
         return watchdog.owner(pid)
 
-    def kill_all(self, key: int, init: int, worker: int) -> None:
+    def kill_all(self, key: int, init: int, workers: set[int]) -> None:
         assert key > FIRST_UID
         alive = False
         for pid in watchdog.pids_of(key, self.key_of):
-            if pid != worker:
+            if pid not in workers:
                 # Orphans become our children; those of living parents are not ours to wait for.
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)

@@ -226,9 +226,13 @@ class Zygote:
         # Where init_fd or pid_fd is -1, that process id may be somebody else's by now; and after the
         # answer the next run of the same workspace may have begun.
         if step.init_fd >= 0 or (not step.init and step.run in self.running):
-            self.isolation.kill_all(step.key, step.init, step.pid if step.pid_fd >= 0 else 0)
+            self.isolation.kill_all(step.key, step.init, self.workers())
         if step.pid_fd >= 0:
             os.kill(step.pid, signal.SIGKILL)
+
+    def workers(self) -> set[int]:
+        """Process ids that wait, run, or have not been reaped yet."""
+        return {step.pid for step in self.by_fd.values() if step.pid_fd >= 0}
 
     def enforce_limits(self) -> None:
         now = time.monotonic()
@@ -272,7 +276,7 @@ class Zygote:
             if step.init_fd >= 0:
                 continue
             if not step.init and step.run in self.running:
-                self.isolation.kill_all(step.key, 0, 0)
+                self.isolation.kill_all(step.key, 0, self.workers())
                 if watchdog.pids_of(step.key, self.isolation.key_of):
                     continue
             self.dying.remove(step)
