@@ -26,7 +26,7 @@ from mappa_envs.sandbox.inside.isolation import SHARED
 from mappa_envs.sandbox.link import MAX_FDS, REPLY_TIMEOUT_S, Answer, Zygote
 from mappa_envs.sandbox.output import RunOutput
 from mappa_envs.sandbox.trail import Snapshot, compare, take_snapshot, wipe
-from mappa_envs.types import ToolResult
+from mappa_envs.types import FileRecord, ToolResult
 
 MAX_REPORT_BYTES = 1 << 20
 MAX_CLAIM_BYTES = 4096
@@ -209,9 +209,7 @@ class EngineWorkspace(Workspace):
             limits = self._engine.limits
             death = await self._execute(blocks, limits.time_s, MAX_CLAIM_BYTES, trusted=False)
             # Whatever it left running is dead: nothing can change under our eyes.
-            before = self._before
-            self._before = await asyncio.to_thread(take_snapshot, self._root_fd)
-            files = await asyncio.to_thread(compare, self._root_fd, before, self._before)
+            files = await asyncio.to_thread(self._look_what_changed)
             exception = _exception_name(death.report)
             return ToolResult(
                 stdout=death.stdout,
@@ -222,6 +220,10 @@ class EngineWorkspace(Workspace):
                 duration_s=death.duration_s,
                 files=files,
             )
+
+    def _look_what_changed(self) -> tuple[FileRecord, ...]:
+        before, self._before = self._before, take_snapshot(self._root_fd)
+        return compare(self._root_fd, before, self._before)
 
     async def _inspect(self, script: str, time_s: float) -> Any:
         async with self._busy, self._engine.turns:

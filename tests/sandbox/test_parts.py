@@ -60,7 +60,7 @@ def test_kind(name: str, head: bytes, kind: str) -> None:
 
 @pytest.mark.parametrize("machine", list(AUDIT_ARCH))
 def test_filter_is_well_formed(machine: str) -> None:
-    code = program(machine)
+    code = program(machine, read_only=False)
     instructions = list(struct.iter_unpack("HBBI", code))
     assert len(instructions) < 4096
     for at, (kind, if_true, if_false, _) in enumerate(instructions):

@@ -93,8 +93,9 @@ def prctl(option: int, *arguments: int) -> int:
 
 def drop_capabilities() -> None:
     """Give up every capability, for good."""
+    drop, zero = libc.prctl, ctypes.c_ulong(0)
     for capability in range(64):
-        if prctl(PR_CAPBSET_DROP, capability) < 0:
+        if drop(PR_CAPBSET_DROP, ctypes.c_ulong(capability), zero, zero, zero) < 0:
             break  # past the last one that this kernel knows
     clear_all = 4
     prctl(PR_CAP_AMBIENT, clear_all)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import platform
 import struct
@@ -91,7 +92,8 @@ def _fail(number: int) -> bytes:
     return _instruction(_RETURN, 0x50000 | number)
 
 
-def program(machine: str, *, read_only: bool = False) -> bytes:
+@functools.cache
+def program(machine: str, *, read_only: bool) -> bytes:
     """The filter as BPF for `machine` ("x86_64" or "aarch64"; `KeyError` otherwise)."""
     parts = [
         _instruction(_LOAD, _ARCH_OFFSET),
@@ -137,6 +139,12 @@ def program(machine: str, *, read_only: bool = False) -> bytes:
 
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def make_ready() -> None:
+    """Build both filters now, so that forked children find them built."""
+    for read_only in (False, True):
+        program(platform.machine(), read_only=read_only)
 
 
 def load(*, read_only: bool) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import linux, watchdog, worker
+from . import linux, seccomp, watchdog, worker
 from .isolation import Isolation, Namespaces, Uids
 
 MAX_MESSAGE_BYTES = 1 << 16
@@ -404,6 +404,7 @@ def main() -> None:
             importlib.import_module(name)
         check_image(config.get("packages", ()), config.get("masks", ()), config.get("refused", ()))
         warm_up()
+        seccomp.make_ready()
         if len(os.listdir("/proc/self/task")) != 1:
             raise ImportError("a library started a thread, which forked workers cannot have")
     except ImportError as error:
