@@ -15,6 +15,7 @@ from mappa_envs.errors import (
     SandboxUnavailable,
     UnavailableError,
 )
+from mappa_envs.evaluation import EvalResult, EvalRow, EvalTable, aevaluate, evaluate
 from mappa_envs.registry import list_envs, make
 from mappa_envs.types import (
     Artifact,
@@ -38,6 +39,9 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Episode",
+    "EvalResult",
+    "EvalRow",
+    "EvalTable",
     "FileRecord",
     "MappaError",
     "Message",
@@ -51,6 +55,8 @@ __all__ = [
     "ToolResult",
     "Turn",
     "UnavailableError",
+    "aevaluate",
+    "evaluate",
     "list_envs",
     "make",
 ]

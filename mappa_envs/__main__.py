@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     listing = data.add_parser("list", help="the tasks of a source")
     listing.add_argument("--tasks", default="embedded", help='"embedded", "dsbench" or a folder')
     listing.add_argument("--split", choices=("train", "val", "test"), help="only this split")
+    listing.add_argument("--max-mb", type=float, help="leave out tasks whose tables are larger")
     listing.set_defaults(run=_list)
     check = data.add_parser("check", help="can a folder of tasks be used?")
     check.add_argument("path", metavar="PATH", help="a folder in the official layout or in one's own")
@@ -100,7 +101,7 @@ def _is_installed(name: str) -> bool:
 def _list(options: argparse.Namespace) -> int:
     from mappa_envs.dsbench.tasks import load_tasks
 
-    tasks = load_tasks(options.tasks, options.split)
+    tasks = load_tasks(options.tasks, options.split, max_mb=options.max_mb)
     width = max(len(task.task_id) for task in tasks)
     for task in tasks:
         targets = ", ".join(task.spec.target_columns)

@@ -104,7 +104,7 @@ class Attempt:
         *,
         hooks: Hooks,
         rules: Rules,
-        coach: Coach,
+        coach: Coach | None,
         task: Task,
         workspace: Workspace,
         episode: Episode,
@@ -264,6 +264,8 @@ class Attempt:
     async def _ask_coach(
         self, role: Role, turn: Turn, after: Mapping[str, Artifact], outcome: Outcome | None
     ) -> Turn:
+        if self.coach is None:
+            return replace(turn, unscored_reason="there is no coach")
         start = self._clock()
         request = CoachRequest(
             task=self.task,

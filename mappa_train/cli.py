@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import errno
+import json
 import logging
 import os
 import sys
@@ -144,7 +145,8 @@ def _parser(command: str) -> _Parser:
         return _train_parser()
     words = {
         "resume": "Continue a run from its newest checkpoint.",
-        "eval": "Measure a checkpoint of a run: whole pipelines, without learning.",
+        "eval": "Measure a checkpoint of a run: whole pipelines, without learning and without a coach. "
+        "The figures are printed, written to RUN/eval-<split>-step-<N>.json and shown in RUN/report.html.",
         "view": "Rebuild a run's report.html and open it in the browser.",
         "doctor": "Try out what a run needs: sandbox, model, coach, GPU, disk. Exit 1 if something is amiss.",
     }
@@ -159,6 +161,12 @@ def _parser(command: str) -> _Parser:
             "--split", default="test", help="the tasks to measure on: train, val or test (default)"
         )
         parser.add_argument("--episodes", type=_count, default=64, metavar="N", help="how many; default 64")
+        parser.add_argument(
+            "--json",
+            type=_new_file,
+            metavar="FILE",
+            help="write the figures here, too; they are always in RUN",
+        )
     return parser
 
 
@@ -166,6 +174,13 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1")
     return int(text)
+
+
+def _new_file(text: str) -> Path:
+    path = Path(text).expanduser()
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: must be a file in a folder that exists")
+    return path
 
 
 def _train_parser() -> _Parser:
@@ -338,7 +353,7 @@ def _eval(options: argparse.Namespace, place: _Place) -> int:
 
     from mappa_train.evaluate import evaluate
     from mappa_train.model import load_pretrained
-    from mappa_train.progress import evaluation_table, make_progress
+    from mappa_train.progress import make_progress
 
     run.check_model(load_pretrained(config.model, say=_say))
     checkpoint = run.load(options.step)
@@ -352,8 +367,23 @@ def _eval(options: argparse.Namespace, place: _Place) -> int:
         )
     finally:
         progress.stop()
-    console.print(evaluation_table(result.episodes, f"step {checkpoint.step}, {options.split} tasks"))
+    console.print(f"step {checkpoint.step}, {options.split} tasks", result.table)
+    _write_evaluation(run, checkpoint.step, options, result.table)
     return 0
+
+
+def _write_evaluation(run: Any, step: int, options: argparse.Namespace, table: Any) -> None:
+    """Keep the figures in the run folder (and in `--json`), and show them on the run's page."""
+    from mappa_train.files import write_atomically
+    from mappa_train.report import write_report
+
+    figures = {"step": step, "split": options.split, **table.to_json()}
+    content = (json.dumps(figures, indent=1, allow_nan=False) + "\n").encode()
+    for path in (run.path / f"eval-{options.split}-step-{step}.json", options.json):
+        if path is not None:
+            write_atomically(path, content)
+            print(f"figures: {path}")
+    print(f"report:  {write_report(run.path)}")
 
 
 def find_run(name: str) -> Path:

@@ -1,11 +1,11 @@
-"""Measure a checkpoint: whole pipelines on tasks of a split, no learning, no start in the middle."""
+"""Measure a checkpoint: whole pipelines on tasks of a split; no coach, no learning, no late start."""
 
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
+from mappa_envs.evaluation import EvalResult, EvalTable
 from mappa_envs.types import Episode
 from mappa_train.config import Config
 from mappa_train.progress import Progress
@@ -16,19 +16,12 @@ BATCH = 16
 """Episodes at once."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalResult:
-    """The episodes, in order; their outcome is the grader's, whatever the coach thought."""
-
-    episodes: tuple[Episode, ...]
-
-
 def evaluate(
     config: Config, checkpoint: Path, *, split: str, episodes: int, progress: Progress
 ) -> EvalResult:
     """Play `episodes` whole episodes with the weights of a checkpoint, the tasks in turn."""
     done: list[Episode] = []
-    with closing(open_team(config, split=split, num_envs=min(BATCH, episodes))) as team:
+    with closing(open_team(config, split=split, num_envs=min(BATCH, episodes), coached=False)) as team:
         load_weights(checkpoint, team.policies)
         plans = plan_step(
             1,
@@ -52,4 +45,5 @@ def evaluate(
             )
             done += [rollout.episode for rollout in rollouts]
             progress.phase("rollout", len(done), episodes)
-    return EvalResult(episodes=tuple(done))
+        table = EvalTable.of(done, team.envs[0].figures)
+    return EvalResult(episodes=tuple(done), table=table)

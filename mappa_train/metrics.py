@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from mappa_envs.stats import mean
 from mappa_envs.types import Episode, StopReason, Task, Turn
 
 if TYPE_CHECKING:
@@ -94,12 +93,6 @@ def step_metrics(
     return {key: _finite(value) for key, value in line.items()}
 
 
-def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of what is defined; None of nothing."""
-    known = [float(value) for value in values if value is not None and math.isfinite(value)]
-    return math.fsum(known) / len(known) if known else None
-
-
 def _finite(value: float | int | None) -> float | int | None:
     return None if value is None or not math.isfinite(value) else value
 
@@ -152,52 +145,6 @@ def _times(turns: Sequence[Turn], timings: Mapping[str, float]) -> MetricLine:
         **timings,
     }
     return {f"time/{name}": known.get(name) for name in TIMES}
-
-
-def artifact_rate(episodes: Iterable[Episode]) -> float | None:
-    """The share of required files that were valid after the last action of each role that acted."""
-    marks: list[float] = []
-    for episode in episodes:
-        last = {turn.agent: turn for turn in episode.turns}
-        marks += [artifact.status == "valid" for turn in last.values() for artifact in turn.artifacts]
-    return mean(marks)
-
-
-def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """The Wilson score interval of a rate, 95 % unless `z` says otherwise; (0, 1) of nothing."""
-    if not 0 <= successes <= trials:
-        raise ValueError(f"{successes} successes of {trials} trials")
-    if trials == 0:
-        return 0.0, 1.0
-    rate = successes / trials
-    center = rate + z * z / (2 * trials)
-    spread = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
-    low = 0.0 if successes == 0 else (center - spread) / scale
-    high = 1.0 if successes == trials else (center + spread) / scale
-    return low, high
-
-
-def bootstrap_interval(
-    groups: Sequence[Sequence[float]], *, draws: int = 2000, level: float = 0.95, seed: int = 0
-) -> tuple[float, float] | None:
-    """The percentile interval of the mean over all values, by drawing whole groups (tasks) again.
-
-    Episodes of one task are no independent evidence about other tasks. One group alone is resampled
-    value by value. None of nothing.
-    """
-    filled = [list(group) for group in groups if len(group)]
-    if len(filled) == 1:
-        filled = [[value] for value in filled[0]]
-    if not filled:
-        return None
-    sums = np.array([math.fsum(group) for group in filled])
-    counts = np.array([len(group) for group in filled])
-    picks = np.random.default_rng(seed).integers(len(filled), size=(draws, len(filled)))
-    means = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
-    tail = (1 - level) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return float(low), float(high)
 
 
 class EventWriter:

@@ -16,9 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mappa_envs.types import Episode
+from mappa_envs.evaluation import artifact_rate
 from mappa_train.checkpoint import RunFolder
-from mappa_train.metrics import artifact_rate, bootstrap_interval, mean, wilson
 from mappa_train.report import read_episodes
 
 Line = Mapping[str, Any]
@@ -181,35 +180,6 @@ def comparison(first: Line, last: Line, agents: Sequence[str], run_path: Path) -
         points = "–" if before is None or after is None else f"{100 * (after - before):+.0f} pts"
         table.add_row(title, percent(before), percent(after), points)
     return table
-
-
-def evaluation_table(episodes: Sequence[Episode], title: str) -> Table:
-    """An evaluation with 95 % intervals: Wilson's for rates, a bootstrap over tasks for means."""
-    table = Table("", "value", "95 % interval", title=Text(title))
-    successes = sum(episode.success for episode in episodes)
-    low, high = wilson(successes, len(episodes))
-    rate = successes / len(episodes) if episodes else None
-    table.add_row("success rate", percent(rate), f"{percent(low)} to {percent(high)}")
-    table.add_row("valid artifacts", percent(artifact_rate(episodes)), "")
-    _add_mean(table, "outcome (0–1)", [(item.task_id, item.outcome) for item in episodes])
-    turns = [(episode.task_id, turn) for episode in episodes for turn in episode.turns]
-    for agent in dict.fromkeys(turn.agent for _, turn in turns):
-        mine = [(task, turn.final_score) for task, turn in turns if turn.agent == agent]
-        _add_mean(table, f"score {agent} (0–10)", mine)
-    _add_mean(table, "score of all (0–10)", [(task, turn.final_score) for task, turn in turns])
-    tasks = len({episode.task_id for episode in episodes})
-    table.caption = f"{len(episodes)} episodes of {tasks} tasks"
-    return table
-
-
-def _add_mean(table: Table, title: str, values: Sequence[tuple[str, float | None]]) -> None:
-    groups: dict[str, list[float]] = {}
-    for task, value in values:
-        if value is not None:
-            groups.setdefault(task, []).append(value)
-    interval = bootstrap_interval(list(groups.values()))
-    shown = "" if interval is None else f"{number(interval[0])} to {number(interval[1])}"
-    table.add_row(Text(title), number(mean(value for _, value in values)), shown)
 
 
 def number(value: float | None, digits: int = 2) -> str:

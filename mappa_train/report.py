@@ -7,6 +7,7 @@ whatever agents do.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import string
@@ -18,11 +19,11 @@ from html import escape
 from pathlib import Path
 from typing import IO, Any
 
+from mappa_envs.evaluation import artifact_rate
 from mappa_envs.types import Artifact, Episode, ToolResult, Turn
 from mappa_train.charts import Points, chart
 from mappa_train.checkpoint import RunFolder
 from mappa_train.files import write_atomically
-from mappa_train.metrics import artifact_rate
 
 EPISODES_PER_STEP = 20
 MAX_CHARS = 6000
@@ -48,6 +49,7 @@ def write_report(run: Path) -> Path:
         title=text(f"{run.resolve().name}"),
         summary=_summary(settings, resolved, lines),
         comparison=_comparison(run, lines),
+        evaluation=_evaluation(run),
         charts="".join(_charts(lines)) or '<p class="soft">No step is finished yet.</p>',
         episodes="".join(_section(step, episodes) for step, episodes in chosen.items()),
         config="".join(
@@ -157,6 +159,45 @@ def _comparison(run: Path, lines: Sequence[Line]) -> str:
     )
     head = f'<th></th><th class="n">step {first["step"]}</th><th class="n">step {last["step"]}</th>'
     return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _evaluation(run: Path) -> str:
+    """The newest evaluation of a checkpoint, where there is one."""
+    paths = sorted(run.glob("eval-*-step-*.json"), key=lambda path: path.stat().st_mtime)
+    if not paths:
+        return ""
+    try:
+        newest = json.loads(paths[-1].read_text("utf-8"))
+        rows = {"all": dict(newest["overall"]), **newest["task_types"]}
+        title = f"Evaluation of step {newest['step']} on {newest['split']} tasks"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f'<h2>Evaluation</h2><p class="soft">{text(paths[-1])} cannot be read: {text(error)}</p>'
+    cells = {name: _evaluation_cells(row) for name, row in rows.items()}
+    body = "".join(
+        f"<tr><td>{text(title)}</td>"
+        + "".join(f'<td class="n">{column[title]}</td>' for column in cells.values())
+        + "</tr>"
+        for title in cells["all"]
+    )
+    head = "<th></th>" + "".join(f'<th class="n">{text(name)}</th>' for name in rows)
+    return f'<h2>{text(title)}</h2><div class="card scroll"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _evaluation_cells(row: Line) -> dict[str, str]:
+    """Title → what is shown, counts and rates with their 95 % intervals first."""
+    outcome, success = (row.get(f"{name}_low") for name in ("outcome", "success"))
+    cells = {
+        "episodes": _figure(row.get("num_episodes")),
+        "tasks": _figure(row.get("num_tasks")),
+        "success rate": _share(row.get("success_rate"))
+        + ("" if success is None else f" ({_share(success)} to {_share(row.get('success_high'))})"),
+        "outcome": _figure(row.get("outcome"))
+        + ("" if outcome is None else f" ({_figure(outcome)} to {_figure(row.get('outcome_high'))})"),
+        "valid artifacts": _share(row.get("valid_artifacts")),
+    }
+    known = ("num_", "success_", "outcome", "valid_artifacts", "task_type")
+    others = {name: value for name, value in row.items() if not name.startswith(known)}
+    return cells | {name.replace("_", " "): _figure(value) for name, value in others.items()}
 
 
 def _figure(value: float | None) -> str:

@@ -41,11 +41,11 @@ _MODULES = ("pickle_checks", "safe_pickle", "inspector")
 _BOOT = """
 import json, sys, types
 sys.path[:] = [entry for entry in sys.path if entry not in ("", ".")]
-for name, source in {sources!r}.items():
+for name, source in sources.items():
     module = types.ModuleType("mappa_envs.dsbench." + name)
     sys.modules[module.__name__] = module
-    exec(compile(source, f"<{{name}}>", "exec"), module.__dict__)
-report(module.examine(json.loads({job!r})))
+    exec(compile(source, f"<{name}>", "exec"), module.__dict__)
+report(module.examine(json.loads(job)))
 """
 
 
@@ -121,13 +121,14 @@ def _script(path: str, spec: TaskSpec, tables: Tables) -> str:
         "max_compared_bytes": MAX_COMPARED_BYTES,
         "ids_sha256": tables.ids_sha256,
     }
-    return _BOOT.format(job=json.dumps(job), sources=_sources())
+    return f"job = {json.dumps(job)!r}\n{_constant_part()}"
 
 
 @lru_cache(maxsize=1)
-def _sources() -> dict[str, str]:
+def _constant_part() -> str:
     folder = resources.files("mappa_envs.dsbench")
-    return {name: (folder / f"{name}.py").read_text("utf-8") for name in _MODULES}
+    sources = {name: (folder / f"{name}.py").read_text("utf-8") for name in _MODULES}
+    return f"sources = {sources!r}\n{_BOOT}"
 
 
 def _artifact(path: str, report: Any, spec: TaskSpec, tables: Tables) -> Artifact:

@@ -1,16 +1,19 @@
-"""Dummy and reference scores of the embedded tasks: what knows nothing, and what a plain script reaches.
+"""Scores of the embedded tasks: what knows nothing, a plain model, and the scripted expert's team.
 
 The dummy predicts the class shares, the commonest class, the mean or the median of the training targets. The
 reference is the better of a random forest and histogram gradient boosting on generic features, untuned, so
-that a task's outcome of 1 means: as good as a simple, sound model.
+that a task's outcome of 1 means: as good as a simple, sound model. The expert (`mappa_envs.testing.expert`)
+runs in a sandbox, as a team's code does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,15 +35,24 @@ _MAX_CODES, _MAX_WORDS = 60, 25
 
 
 def write() -> None:
-    """Measure all tasks on a fresh build (minutes) and write `baselines.json` beside this file."""
+    """Measure all tasks on a fresh build (minutes) and write `baselines.json` beside this file.
+
+    Raises `UnavailableError` on a machine without a sandbox.
+    """
     from mappa_envs.dsbench.layout import load_folder
 
     path = Path(__file__).with_name("baselines.json")
     scores = {}
     with tempfile.TemporaryDirectory() as folder:
         write_suite(Path(folder))
-        for task in load_folder(Path(folder)):
-            scores[task.task_id] = {"dummy": _dummy_score(task), "reference": _reference_score(task)}
+        tasks = load_folder(Path(folder))
+        experts = asyncio.run(expert_scores(tasks))
+        for task in tasks:
+            scores[task.task_id] = {
+                "dummy": _dummy_score(task),
+                "reference": _reference_score(task),
+                "expert": experts[task.task_id],
+            }
             print(task.task_id, task.spec.metric, scores[task.task_id], flush=True)
     path.write_text(json.dumps(scores, indent=1) + "\n")
 
@@ -68,6 +80,26 @@ def validate() -> list[str]:
         if (task.reference > task.dummy) is not metrics.higher_is_better(task.spec.metric):
             problems.append(f"{task.task_id}: the reference does not beat the dummy")
     return problems
+
+
+async def expert_scores(tasks: Sequence[DSBenchTask]) -> dict[str, float]:
+    """By task, the score of the scripted expert in all three roles, run in a sandbox.
+
+    Raises `DataError` where it fails, `UnavailableError` without a sandbox.
+    """
+    from mappa_envs.sandbox import open_sandbox
+    from mappa_envs.testing.expert import lay_artifacts
+
+    scores = {}
+    async with open_sandbox("auto") as sandbox:
+        for task in tasks:
+            async with await sandbox.open(task.files) as workspace:
+                await lay_artifacts(workspace, task, ("data_engineer_0", "modeler_0", "analyst_0"))
+                verdict = grade(await workspace.read("submission.csv", 2**25), task.answers, task.spec)
+            if verdict.score is None:
+                raise DataError(f"{task.task_id}: the expert's submission was refused: {verdict.message}")
+            scores[task.task_id] = verdict.score
+    return scores
 
 
 def _tables(task: DSBenchTask) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -21,13 +21,13 @@ Rewards
 The coach scores every action from 0 to 10; the acting agent gets score / 10. When a later action shows that
 an earlier one was better or worse than it looked, the earlier agent gets the difference, listed in
 `infos[agent]["corrections"]`. An action that the coach could not score gives 0, with
-`infos[agent]["unscored"]`.
+`infos[agent]["unscored"]`; with `coach=None` that is every action.
 
 Outcome
 -------
 `episode.outcome` in [0, 1]: 0 for an invalid submission, else how far its score is from a prediction without
 features (0) to a good simple model (1). `episode.success`: the submission is valid. `episode.metrics`: the
-task's metric, `relative`, and `accuracy, f1, roc_auc, mae, rmse, rmse_pct, r2` where they are defined.
+task's metric, `relative`, and the figures of `metrics.REPORT_KEYS`, each None where it is not defined.
 All agents end together: a finished pipeline terminates, any limit truncates.
 
 Arguments
@@ -42,15 +42,15 @@ Version history
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from mappa_envs.coach.base import Coach
-from mappa_envs.dsbench import artifacts, prompts
-from mappa_envs.dsbench.grading import MAX_BYTES, Grade, TaskSpec, grade, report
+from mappa_envs.dsbench import artifacts, prompts, scores
+from mappa_envs.dsbench.grader_process import judge_apart
+from mappa_envs.dsbench.grading import MAX_BYTES, Grade, TaskSpec
 from mappa_envs.dsbench.metrics import REPORT_KEYS
 from mappa_envs.dsbench.tasks import DSBenchTask, load_tasks, read_columns, read_header
 from mappa_envs.errors import ConfigError
@@ -108,7 +108,7 @@ class DSBenchEnv(PipelineEnv):
         max_actions: Sequence[int] = (4, 4, 4),
         prompt_style: prompts.PromptStyle = "full",
         team: Sequence[Role] | None = None,
-        coach: Coach | str = "rubric",
+        coach: Coach | str | None = "rubric",
         sandbox: Sandbox | str = "auto",
         limits: Limits | None = None,
         **options: Any,
@@ -140,6 +140,9 @@ class DSBenchEnv(PipelineEnv):
 
         await lay_artifacts(workspace, _own(task), [role.name for role in upstream])
 
+    def figures(self, episodes: Sequence[Episode]) -> Mapping[str, float | None]:
+        return scores.figures(episodes)
+
     async def grade(self, workspace: Workspace, task: Task, episode: Episode) -> Outcome:
         mine = _own(task)
         limit = max(MAX_BYTES, 4 * mine.answers.stat().st_size)
@@ -149,8 +152,7 @@ class DSBenchEnv(PipelineEnv):
             return _outcome(mine, Grade(False, "no_file", None, (), f"there is no file {SUBMISSION}"), {})
         except ValueError as error:
             return _outcome(mine, Grade(False, _unreadable(episode, limit), None, (), str(error)), {})
-        # Parsing takes up to seconds: not in the event loop that drives many episodes.
-        verdict, figures = await asyncio.to_thread(_judge, content, mine)
+        verdict, figures = await judge_apart(content, mine.answers, mine.spec)
         return _outcome(mine, verdict, figures)
 
 
@@ -158,11 +160,6 @@ def _own(task: Task) -> DSBenchTask:
     if not isinstance(task, DSBenchTask):
         raise ConfigError(f"task {task.task_id!r} is a {type(task).__name__}; dsbench-v0 takes DSBenchTask")
     return task
-
-
-def _judge(content: bytes, task: DSBenchTask) -> tuple[Grade, dict[str, float | None]]:
-    verdict = grade(content, task.answers, task.spec)
-    return verdict, report(content, task.answers, task.spec) if verdict.valid else {}
 
 
 def _outcome(task: DSBenchTask, verdict: Grade, figures: Mapping[str, float | None]) -> Outcome:

@@ -4,7 +4,8 @@
     Grade(valid=True, code='ok', score=778.47, warnings=(), message='')
 
 A submission is untrusted: whatever it is, `grade` returns and never raises. The checks and their codes, in
-order, are `CODES`. Broken *answers* are the task owner's fault and raise `DataError`.
+order, are `CODES`. Broken *answers* are the task owner's fault and raise `DataError`. No message holds a
+true value. `grade` runs in the caller's process; `grader_process` does the same where it can be killed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import csv
 import io
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +35,20 @@ from mappa_envs.dsbench.submission import (
 )
 from mappa_envs.errors import DataError
 
-__all__ = ["CODES", "Grade", "TaskSpec", "canonical", "grade", "perfect_submission", "read_column", "report"]
+__all__ = [
+    "CODES",
+    "Figures",
+    "Grade",
+    "TaskSpec",
+    "canonical",
+    "grade",
+    "judge",
+    "perfect_submission",
+    "read_column",
+    "report",
+]
 
+Figures = dict[str, float | None]
 
 MAX_BYTES = 32 * 2**20
 """The size limit of a submission, unless the answers are so big that four times their size is more."""
@@ -106,29 +119,50 @@ def grade(
     A path that is a symbolic link, a folder or a pipe is never followed nor read. Raises `DataError` only
     if the answers themselves cannot be used.
     """
+    return _grade(submission, answers, spec, max_bytes)[0]
+
+
+def report(submission: Path | bytes | None, answers: Path, spec: TaskSpec) -> Figures:
+    """The figures of `metrics.REPORT_KEYS` for a submission; all None if it is not valid."""
+    return judge(submission, answers, spec)[1]
+
+
+def judge(submission: Path | bytes | None, answers: Path, spec: TaskSpec) -> tuple[Grade, Figures]:
+    """`grade` and `report` in one reading."""
+    verdict, aligned = _grade(submission, answers, spec, None)
+    if aligned is None:
+        return verdict, dict.fromkeys(metrics.REPORT_KEYS)
+    family = metrics.metric(spec.metric).family
+    return verdict, metrics.report(
+        family, aligned.truth, aligned.guess, labels=aligned.labels, positive=aligned.positive
+    )
+
+
+def _grade(
+    submission: Path | bytes | None, answers: Path, spec: TaskSpec, max_bytes: int | None
+) -> tuple[Grade, _Aligned | None]:
     warnings: list[str] = []
     try:
         aligned = _align(submission, _read_answers(answers, spec), spec, warnings, max_bytes)
-        score = metrics.score(
-            spec.metric, aligned.truth, aligned.guess, labels=aligned.labels, positive=aligned.positive
-        )
-        if not math.isfinite(score):
-            raise Invalid("undefined_score", f"{spec.metric} is not defined on these predictions: {score}")
+        score = _score(aligned, spec)
     except Invalid as fault:
-        return Grade(False, fault.code, None, tuple(warnings), str(fault))
-    return Grade(True, "ok", score, tuple(warnings))
+        return Grade(False, fault.code, None, tuple(warnings), str(fault)), None
+    return Grade(True, "ok", score, tuple(warnings)), aligned
 
 
-def report(submission: Path | bytes | None, answers: Path, spec: TaskSpec) -> dict[str, float | None]:
-    """The figures of `metrics.REPORT_KEYS` for a submission; all None if it is not valid."""
-    try:
-        aligned = _align(submission, _read_answers(answers, spec), spec, [], None)
-    except Invalid:
-        return dict.fromkeys(metrics.REPORT_KEYS)
-    family = metrics.metric(spec.metric).family
-    return metrics.report(
-        family, aligned.truth, aligned.guess, labels=aligned.labels, positive=aligned.positive
-    )
+def _score(aligned: _Aligned, spec: TaskSpec) -> float:
+    def of(guess: Array) -> float:
+        return metrics.score(
+            spec.metric, aligned.truth, guess, labels=aligned.labels, positive=aligned.positive
+        )
+
+    score = of(aligned.guess)
+    if math.isfinite(score):
+        return score
+    if not math.isfinite(of(aligned.truth)):
+        raise Invalid("undefined_score", f"{spec.metric} is not defined for this task, whatever is predicted")
+    advice = "predict values of the size of the target in train.csv"
+    raise Invalid("undefined_score", f"{spec.metric} cannot be computed from these predictions: {advice}")
 
 
 def read_column(path: Path, name: str) -> list[str]:
@@ -179,25 +213,31 @@ def _values(columns: list[list[str]], answers: _Answers, spec: TaskSpec, warning
     positive = spec.positive
     if chosen.family in (Family.LABEL, Family.SCORE, Family.RANKING):
         labels = tuple(metrics.label_order([*(spec.labels or ()), *true]))
-        positive = labels[-1] if positive is None else positive
+    unify = _spelling(labels)
+    labels = tuple(metrics.label_order([unify(label) for label in labels]))
+    if labels:
+        positive = labels[-1] if positive is None else unify(positive)
     _check_blanks(columns, answers, spec, labels)
     if chosen.family in (Family.LABEL, Family.RANKING):
-        guess = _labels(columns, spec, labels, chosen.family)
-        truth = _text_array([[canonical(cell) for cell in column] for column in answers.columns])
+        guess = _labels(columns, spec, labels, unify)
+        truth = _text_array([[unify(canonical(cell)) for cell in column] for column in answers.columns])
     elif chosen.family is Family.TEXT:
         guess, truth = _text_array(columns), _text_array(answers.columns)
     else:
         guess = _numbers(columns, spec.target_columns)
-        if chosen.probability and (guess.min() < 0 or guess.max() > 1):
-            raise Invalid("not_probability", "probabilities must lie in [0, 1]")
+        if chosen.probability:
+            _check_range(guess, columns, spec.target_columns)
         if chosen.family is Family.CLASS_PROBABILITY:
             _check_sums(guess, warnings)
         if chosen.clip_negative and guess.min() < 0:
-            warnings.append(f"negative predictions were set to 0 for {spec.metric}")
+            count = int((guess < 0).sum())
+            warnings.append(f"{count} negative predictions were set to 0 for {spec.metric}")
         if chosen.family is Family.SCORE:
-            truth = np.array([[canonical(c) == positive for c in col] for col in answers.columns], float).T
+            truth = np.array(
+                [[unify(canonical(c)) == positive for c in col] for col in answers.columns], float
+            ).T
         else:
-            truth = np.array([[float(c) for c in col] for col in answers.columns]).T
+            truth = np.array([[_number(c) for c in col] for col in answers.columns], dtype=float).T
     return _Aligned(truth=truth, guess=guess, labels=labels, positive=positive)
 
 
@@ -207,48 +247,61 @@ def _check_blanks(
     text = metrics.metric(spec.metric).family is Family.TEXT
     for name, column, true in zip(spec.target_columns, columns, answers.columns, strict=True):
         blank = [
-            cell
-            for cell, right in zip(column, true, strict=True)
+            id_
+            for id_, cell, right in zip(answers.ids, column, true, strict=True)
             if (not cell.strip() if text else cell.strip().lower() in BLANKS)
             and cell.strip() not in labels
             and not (text and not right.strip())
         ]
         if blank:
-            share = f"{len(blank)} of {len(column)} cells"
-            raise Invalid("blank_prediction", f"{share} of {name!r} are blank or NaN: fill every row")
+            share = f"{len(blank)} of {len(column)} cells of {name!r} are blank or NaN"
+            raise Invalid("blank_prediction", f"{share}, for ids {some(blank)}: fill every row")
 
 
-def _labels(columns: list[list[str]], spec: TaskSpec, labels: tuple[str, ...], family: Family) -> Array:
-    """Predicted labels in the spelling of the answers; True/False and 1/0 stand for each other."""
-    known = set(labels)
+def _spelling(labels: Sequence[str]) -> Callable[[str], str]:
+    """True/False and 1/0 stand for each other, if these are all the labels; else a label is itself."""
     spelling: dict[str, str] = {}
     if {label.lower() for label in labels} <= {"true", "false", "0", "1"}:
         for label in labels:
             for word in ("true", "1") if label.lower() in ("true", "1") else ("false", "0"):
                 spelling[word] = label
+    return lambda cell: spelling.get(cell.lower(), cell)
+
+
+def _labels(
+    columns: list[list[str]], spec: TaskSpec, labels: tuple[str, ...], unify: Callable[[str], str]
+) -> Array:
+    """Predicted labels in the spelling of the answers."""
+    known = set(labels)
+    ranking = metrics.metric(spec.metric).family is Family.RANKING
     result = []
     for name, column in zip(spec.target_columns, columns, strict=True):
-        cells = [canonical(cell) for cell in column]
-        if family is Family.RANKING:
-            cells = [" ".join(canonical(word) for word in cell.split()) for cell in cells]
-        cells = [spelling.get(cell.lower(), cell) for cell in cells]
-        words: Iterable[str] = (w for c in cells for w in c.split()) if family is Family.RANKING else cells
-        strange = sorted(set(words) - known)
+        if ranking:
+            cells = [" ".join(unify(canonical(word)) for word in cell.split()) for cell in column]
+        else:
+            cells = [unify(canonical(cell)) for cell in column]
+        words = (word for cell in cells for word in cell.split()) if ranking else iter(cells)
+        strange = [word for word in words if word not in known]
         if strange:
-            raise Invalid("not_a_label", _label_advice(name, strange, labels))
+            raise Invalid("not_a_label", _label_advice(name, strange, spec, ranking))
         result.append(cells)
     return _text_array(result)
 
 
-def _label_advice(name: str, strange: list[str], labels: tuple[str, ...]) -> str:
-    numbers = [_number(word) for word in strange]
-    if any(number is not None and not number.is_integer() for number in numbers if number != math.inf):
-        hint = ": predict labels, not probabilities or decimals"
+def _label_advice(name: str, strange: list[str], spec: TaskSpec, ranking: bool) -> str:
+    different = sorted(set(strange))
+    numbers = [_number(word) for word in different]
+    if ranking and any(mark in word for word in different for mark in ",;"):
+        hint = "separate the labels of a cell by blanks only"
+    elif any(number is not None and not number.is_integer() for number in numbers if number != math.inf):
+        hint = "predict labels, not probabilities or decimals"
     elif all(number is not None for number in numbers):
-        hint = ": turn label codes back into labels (inverse_transform)"
+        hint = "turn label codes back into labels (inverse_transform)"
     else:
-        hint = ": write labels exactly as in train.csv"
-    return f"{name!r} must be one of {some(list(labels), 8)}; got {some(strange)}{hint}"
+        hint = "write labels exactly as in train.csv"
+    # Labels that only the answers have are not for the agent to see.
+    known = f"one of {some(list(spec.labels), 8)}" if spec.labels else "a label of train.csv"
+    return f"{name!r} must be {known}; got {some(different)} ({len(strange)} in all): {hint}"
 
 
 def _numbers(columns: list[list[str]], names: Sequence[str]) -> Array:
@@ -257,14 +310,25 @@ def _numbers(columns: list[list[str]], names: Sequence[str]) -> Array:
         numbers = [_number(cell) for cell in column]
         strange = [cell for cell, number in zip(column, numbers, strict=True) if number is None]
         if strange:
-            raise Invalid(
-                "not_numeric", f"{name!r} must hold plain numbers; got {some(sorted(set(strange)))}"
-            )
+            share = f"{len(strange)} of {len(column)} cells of {name!r} are not plain numbers"
+            hint = "no units, currency, percent, thousands signs or decimal commas"
+            raise Invalid("not_numeric", f"{share}: {some(sorted(set(strange)))}; {hint}")
         table.append(numbers)
     result = np.array(table, dtype=float).T
-    if not np.isfinite(result).all():
-        raise Invalid("not_finite", f"{int((~np.isfinite(result)).sum())} predictions are infinite")
+    for name, column, values in zip(names, columns, result.T, strict=True):
+        strange = [column[row] for row in np.flatnonzero(~np.isfinite(values))]
+        if strange:
+            share = f"{len(strange)} of {len(column)} cells of {name!r} are infinite or too large"
+            raise Invalid("not_finite", f"{share}: {some(sorted(set(strange)))}; replace them")
     return result
+
+
+def _check_range(guess: Array, columns: list[list[str]], names: Sequence[str]) -> None:
+    for name, column, values in zip(names, columns, guess.T, strict=True):
+        outside = [column[row] for row in np.flatnonzero((values < 0) | (values > 1))]
+        if outside:
+            share = f"{len(outside)} of {len(column)} cells of {name!r} are outside [0, 1]"
+            raise Invalid("not_probability", f"{share}: {some(outside)}; use predict_proba")
 
 
 def _number(cell: str) -> float | None:
@@ -272,7 +336,8 @@ def _number(cell: str) -> float | None:
     if text in ("true", "false"):
         return float(text == "true")
     try:
-        return None if "_" in text else float(text)
+        # Python also reads 1_000 and the digits of other scripts; few other tools do.
+        return float(text) if text.isascii() and "_" not in text else None
     except ValueError:
         return None
 
@@ -280,9 +345,11 @@ def _number(cell: str) -> float | None:
 def _check_sums(guess: Array, warnings: list[str]) -> None:
     sums = guess.sum(axis=1)
     if sums.min() <= 0:
-        raise Invalid("not_probability", "the probabilities of a row are all 0")
-    if np.abs(sums - 1).max() > 1e-3:
-        warnings.append("the probabilities of a row did not sum to 1 and were scaled")
+        count = int((sums <= 0).sum())
+        raise Invalid("not_probability", f"the probabilities of {count} rows are all 0: they must sum to 1")
+    off = int((np.abs(sums - 1) > 1e-3).sum())
+    if off:
+        warnings.append(f"the probabilities of {off} rows did not sum to 1 and were scaled")
 
 
 def _text_array(columns: list[list[str]]) -> Array:

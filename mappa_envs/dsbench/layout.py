@@ -7,7 +7,7 @@ One's own folder, one subfolder a task (the embedded tasks are stored like this,
     <root>/<task>/test.csv          with the id column, without the targets
     <root>/<task>/answers.csv       id and targets of every row of test.csv; never shown to an agent
     <root>/<task>/description.txt   optional; the task in a sentence or two
-    <root>/<task>/sample_submission.csv   optional
+    <root>/<task>/sample_submission.csv   optional; one that knows nothing is built where it is missing
 
     metric = "rmse"                 # see `metrics`; the direction follows
     id = "id"
@@ -17,37 +17,34 @@ One's own folder, one subfolder a task (the embedded tasks are stored like this,
     # split ("train", "val", "test"). Where no task names a split: 3 of 5 train, one val, one test, or all
     # train if there are fewer than three tasks. Where some do, the others are train.
 
-The official layout is the unpacked archive (`data/data_resplit`, `data/answers`, `data/task`); metrics and
-targets come from `dsbench.json`, not from the descriptions. Loading reads headers and first rows only.
+The tables are CSV text in UTF-8 (see `csv_files`). The official layout is that of `official`.
+
+Loading reads headers and first rows; files up to 16 MiB also for labels and a missing sample. `check` reads
+all tables row by row, and grades the answers against themselves up to `GRADED_BYTES`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import logging
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from mappa_envs.dsbench import metrics
-from mappa_envs.dsbench.grading import TaskSpec, grade, perfect_submission, read_column
-from mappa_envs.dsbench.metrics import Family
-from mappa_envs.dsbench.tasks import SPLITS, DSBenchTask, make_prompt, read_columns, read_header
+from mappa_envs.dsbench import metrics, official
+from mappa_envs.dsbench.csv_files import read_cells
+from mappa_envs.dsbench.grading import TaskSpec, canonical, grade, perfect_submission
+from mappa_envs.dsbench.task_files import Entry, Paths, check_columns, make_task, require
+from mappa_envs.dsbench.tasks import SPLITS, DSBenchTask
 from mappa_envs.errors import ConfigError, DataError
 
 MAX_DESCRIPTION = 600
 """Longer descriptions are cut to this many characters, at the end of a sentence if there is one."""
 
-LABELS_FROM_BYTES = 16 * 2**20
-"""Labels that nobody named are read from train.csv up to this size; beyond it the answers define them."""
-
-DEEP_CHECK_BYTES = 128 * 2**20
-"""`check` reads whole tables up to this size."""
+GRADED_BYTES = 16 * 2**20
+"""`check` grades answers up to this size; grading holds a table in memory."""
 
 _KEYS = (
     "description", "type", "metric", "id", "targets", "labels", "positive", "label_column", "split",
@@ -65,27 +62,6 @@ class Finding:
     message: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    """A task that may be loaded, or (`load` is None) why it is passed over.
-
-    `expected`: the official archive has this gap as well.
-    """
-
-    name: str
-    load: Callable[[], DSBenchTask] | None = None
-    why: str = ""
-    expected: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Paths:
-    train: Path
-    test: Path
-    answers: Path
-    sample: Path | None
-
-
 def load_folder(root: Path) -> list[DSBenchTask]:
     """All tasks of a folder in either layout, sorted by name.
 
@@ -99,20 +75,19 @@ def load_folder(root: Path) -> list[DSBenchTask]:
         reasons = "; ".join(f"{entry.name}: {entry.why}" for entry in passed_over)
         raise DataError(f"{root}: no usable task. {reasons}")
     for entry in passed_over:
-        level = logging.INFO if entry.expected else logging.WARNING
-        _log.log(level, "task %s is passed over: %s", entry.name, entry.why)
+        _log.warning("task %s is passed over: %s", entry.name, entry.why)
     return _with_splits(tasks)
 
 
 def check(path: str | Path) -> list[Finding]:
-    """Look at every task of a folder, tables included (up to 128 MiB each).
+    """Look at every task of a folder, tables included; a task that would be passed over is a finding.
 
     Raises `DataError` if the folder holds no tasks at all.
     """
     findings = []
     for entry in _entries(Path(path).expanduser()):
         if entry.load is None:
-            findings.append(Finding(task=entry.name, ok=entry.expected, message=f"passed over: {entry.why}"))
+            findings.append(Finding(task=entry.name, ok=False, message=f"passed over: {entry.why}"))
             continue
         try:
             ok, message = True, _check_tables(entry.load())
@@ -123,60 +98,90 @@ def check(path: str | Path) -> list[Finding]:
 
 
 def _check_tables(task: DSBenchTask) -> str:
-    """Grade the answers against themselves, and the sample. Raises `DataError` on a finding."""
-    test = task.files["test.csv"]
+    """Read the tables, grade the answers against themselves, and the sample. `DataError` on a finding."""
     facts = f"{task.task_type}, {task.spec.metric}"
-    if max(test.stat().st_size, task.answers.stat().st_size) > DEEP_CHECK_BYTES:
-        return f"{facts}; headers only, the tables are large"
-    wanted = read_column(test, task.spec.id_column)
-    verdict = grade(perfect_submission(task.answers, task.spec), task.answers, task.spec)
-    if verdict.score is None or abs(verdict.score - metrics.perfect(task.spec.metric)) > 1e-9:
-        told = verdict.message or f"score {verdict.score}"
-        raise DataError(f"{task.answers}: a perfect submission is not perfect: {verdict.code}, {told}")
-    found = set(read_column(task.answers, task.spec.id_column))
-    lacking = [id_ for id_ in wanted if id_ not in found]
-    if lacking or len(found) != len(wanted):
-        raise DataError(
-            f"{task.answers}: its {len(found)} ids are not the {len(wanted)} ids of {test}"
-            + (f", {lacking[0]!r} is missing" if lacking else "")
-            + ": give one answer for each row of test.csv"
-        )
+    small = task.answers.stat().st_size <= GRADED_BYTES
+    if small:
+        verdict = grade(perfect_submission(task.answers, task.spec), task.answers, task.spec)
+        if verdict.score is None or abs(verdict.score - metrics.perfect(task.spec.metric)) > 1e-9:
+            told = verdict.message or f"score {verdict.score}"
+            raise DataError(f"{task.answers}: a perfect submission is not perfect: {verdict.code}, {told}")
+    num_test = _same_ids(task)
+    facts += f", {_check_train(task)} training rows, {num_test} test rows"
     sample = task.files.get("sample_submission.csv")
+    if not small:
+        return f"{facts}; the answers are large: ids compared, not graded"
     if sample is not None and not (verdict := grade(sample, task.answers, task.spec)).valid:
         return f"{facts}; note: the sample submission is not valid ({verdict.code}: {verdict.message})"
-    return f"{facts}, {len(wanted)} test rows"
+    return facts
 
 
-def _entries(root: Path) -> list[_Entry]:
+def _same_ids(task: DSBenchTask) -> int:
+    """The number of test rows. Raises `DataError` unless the answers have the same ids."""
+    test, answers = task.files["test.csv"], task.answers
+    wanted, found = (_id_sum(path, task.spec.id_column) for path in (test, answers))
+    if not wanted[0]:
+        raise DataError(f"{test}: has a header but no rows")
+    if wanted != found:
+        raise DataError(
+            f"{answers}: its {found[0]} ids are not the {wanted[0]} ids of {test}: "
+            "give one answer for each row of test.csv"
+        )
+    return wanted[0]
+
+
+def _id_sum(path: Path, id_column: str) -> tuple[int, int]:
+    """Count and sum of the hashes of all ids: equal for the same ids in any order, in constant memory."""
+    count = total = 0
+    for (cell,) in read_cells(path, [id_column]):
+        count += 1
+        total += int.from_bytes(hashlib.blake2b(canonical(cell).encode(), digest_size=16).digest(), "big")
+    return count, total
+
+
+def _check_train(task: DSBenchTask) -> int:
+    """The number of training rows. Raises `DataError` if there is nothing to learn in them."""
+    train, spec = task.files["train.csv"], task.spec
+    truth = [spec.label_column] if spec.label_column else list(spec.target_columns)
+    count, first, varied = 0, [""] * len(truth), False
+    for cells in read_cells(train, truth):
+        first = first if count else cells
+        varied = varied or cells != first
+        count += 1
+    if not varied:
+        raise DataError(
+            f"{train}: the target {', '.join(truth[:3])} has the same value in all {count} rows: "
+            "there is nothing to learn; choose another target"
+        )
+    return count
+
+
+def _entries(root: Path) -> list[Entry]:
     """The tasks of either layout, by name. Raises `DataError` if it is neither."""
     if (root / "task.toml").is_file():
         return [_own_entry(root)]
     own = sorted(path.parent for path in root.glob("*/task.toml") if not path.parent.name.startswith("."))
     if own:
         return [_own_entry(folder) for folder in own]
-    tried = [root, root.parent if root.name == "data_resplit" else root / "data"]
-    tried += [root / "data_modeling", root / "data_modeling" / "data"]
+    tried = official.candidates(root)
     for data in tried:
-        if (data / "data_resplit").is_dir():
-            return _official_entries(data)
+        if (data / "data_resplit").is_dir() and (found := official.entries(data)):
+            return found
     raise DataError(
         f"{root}: no tasks. Tried {root}/*/task.toml and {', '.join(f'{p}/data_resplit' for p in tried)}. "
         "DSBench is data_modeling/data.zip of the Hugging Face dataset liqiang888/DSBench, 3 GB unpacked"
     )
 
 
-# One's own folder.
-
-
-def _own_entry(folder: Path) -> _Entry:
-    return _Entry(name=folder.name, load=lambda: _own_task(folder))
+def _own_entry(folder: Path) -> Entry:
+    return Entry(name=folder.name, load=lambda: _own_task(folder))
 
 
 def _own_task(folder: Path) -> DSBenchTask:
     toml = folder / "task.toml"
     facts = _read_toml(toml)
     sample = folder / "sample_submission.csv"
-    paths = _Paths(
+    paths = Paths(
         train=folder / "train.csv",
         test=folder / "test.csv",
         answers=folder / "answers.csv",
@@ -193,13 +198,13 @@ def _own_task(folder: Path) -> DSBenchTask:
         )
     except ConfigError as error:
         raise DataError(f"{toml}: {error}") from None
-    _check_columns(paths, spec, fix=f"rename the column, or correct 'id' or 'targets' in {toml}")
+    check_columns(paths, spec, fix=f"rename the column, or correct 'id' or 'targets' in {toml}")
     if paths.sample is not None:
-        _require(
+        require(
             paths.sample, [spec.id_column, *spec.target_columns], "rename the columns, or delete the file"
         )
     text = facts.get("description") or _description(folder / "description.txt", folder.name)
-    return _task(folder.name, paths, spec, text, facts)
+    return make_task(folder.name, paths, spec, text, facts)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -226,157 +231,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
         if isinstance(facts.get(key, 0), bool) or not isinstance(facts.get(key, 0), int | float):
             raise DataError(f"{path}: {key!r} must be a score, a number; got {facts[key]!r}")
     return facts
-
-
-# The official layout.
-
-
-def _official_entries(data: Path) -> list[_Entry]:
-    facts: dict[str, dict[str, Any]] = json.loads(
-        resources.files("mappa_envs.dsbench").joinpath("dsbench.json").read_text()
-    )
-    folders = {
-        path.name
-        for path in (data / "data_resplit").iterdir()
-        if path.is_dir() and not path.name.startswith((".", "__MACOSX"))
-    }
-    return [_official_entry(data, name, facts.get(name)) for name in sorted(folders | _listed(data))]
-
-
-def _official_entry(data: Path, name: str, facts: dict[str, Any] | None) -> _Entry:
-    folder = data / "data_resplit" / name
-    answers = data / "answers" / name / "test_answer.csv"
-    if not folder.is_dir():
-        return _Entry(name=name, why=f"listed in data.json, but there is no folder {folder}")
-    if facts is None:
-        return _Entry(name=name, why="its metric is not known: DSBench has no script for it", expected=True)
-    if not answers.is_file():
-        return _Entry(name=name, why=f"there are no answers at {answers}")
-    return _Entry(name=name, load=lambda: _official_task(data, name, facts))
-
-
-def _listed(data: Path) -> set[str]:
-    """The names in data.json, which is JSON Lines in spite of its name, or an array, if it is there."""
-    for path in (data.parent / "data.json", data / "data.json"):
-        if not path.is_file():
-            continue
-        text = path.read_text(encoding="utf-8-sig")
-        try:
-            try:
-                records = json.loads(text)
-            except json.JSONDecodeError:
-                records = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}: neither JSON nor JSON Lines: {error}") from None
-        records = records if isinstance(records, list) else [records]
-        return {str(record["name"]) for record in records if isinstance(record, dict) and "name" in record}
-    return set()
-
-
-def _official_task(data: Path, name: str, facts: Mapping[str, Any]) -> DSBenchTask:
-    folder = data / "data_resplit" / name
-    others = sorted(p for p in folder.glob("*.csv") if p.name not in ("train.csv", "test.csv"))
-    samples = [path for path in others if not path.name.startswith(".")]
-    paths = _Paths(
-        train=folder / "train.csv",
-        test=folder / "test.csv",
-        answers=data / "answers" / name / "test_answer.csv",
-        sample=samples[0] if samples else None,
-    )
-    id_column, targets = _official_columns(paths, facts)
-    spec = TaskSpec(metric=facts["metric"], id_column=id_column, target_columns=targets)
-    _check_columns(paths, spec, fix="restore the file from DSBench's data.zip, or rename the column")
-    dummy = _number_file(data.parent / "save_performance" / "baseline" / name / "result.txt")
-    reference = _number_file(data.parent / "save_performance" / "GT" / name / "result.txt")
-    scores = {
-        "dummy": facts["baseline"] if dummy is None else dummy * facts.get("scale", 1),
-        "reference": facts["perfect"] if reference is None else reference * facts.get("scale", 1),
-    }
-    text = _description(data / "task" / f"{name}.txt", name)
-    return _task(name, paths, spec, text, {**facts, **scores})
-
-
-def _official_columns(paths: _Paths, facts: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Id and targets as the files have them; `dsbench.json` was written without seeing every header."""
-    header = read_header(paths.answers)
-    id_column, targets = str(facts["id"]), list(facts["targets"])
-    train, test = read_header(paths.train), read_header(paths.test)
-    if targets == ["*"]:
-        return id_column, [name for name in header if name != id_column]
-    if len(header) == 2 and len(targets) == 1:
-        first, second = header
-        if targets[0] not in header and id_column == first and second in train:
-            targets = [second]
-        if id_column not in header and targets[0] == second and first in test:
-            id_column = first
-    return id_column, targets
-
-
-def _number_file(path: Path) -> float | None:
-    try:
-        return float(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-# Both layouts.
-
-
-def _task(name: str, paths: _Paths, spec: TaskSpec, text: str, facts: Mapping[str, Any]) -> DSBenchTask:
-    spec = _with_labels(spec, paths.train)
-    family = metrics.metric(spec.metric).family
-    kinds = {Family.NUMBER: "regression", Family.TEXT: "text"}
-    # What test.csv lacks is no feature, such as bike-sharing's casual and registered.
-    given = set(read_header(paths.test))
-    columns = [column for column in read_columns(paths.train) if column.name in given]
-    files = {"train.csv": paths.train, "test.csv": paths.test}
-    if paths.sample is not None:
-        files["sample_submission.csv"] = paths.sample
-    return DSBenchTask(
-        task_id=name,
-        task_type=facts.get("type") or kinds.get(family, "classification"),
-        split=facts.get("split", ""),
-        prompt=make_prompt(text, spec, columns),
-        files=files,
-        spec=spec,
-        answers=paths.answers,
-        dummy=facts.get("dummy"),
-        reference=facts.get("reference"),
-    )
-
-
-def _check_columns(paths: _Paths, spec: TaskSpec, fix: str) -> None:
-    truth = [spec.label_column] if spec.label_column else list(spec.target_columns)
-    _require(paths.train, truth, fix)
-    _require(paths.test, [spec.id_column], fix)
-    _require(paths.answers, [spec.id_column, *truth], fix)
-    leaked = [name for name in read_header(paths.test) if name in truth]
-    if leaked:
-        raise DataError(f"{paths.test}: column {leaked[0]!r} is the target; remove it from test.csv")
-
-
-def _require(path: Path, names: Sequence[str], fix: str) -> None:
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file; every task needs one")
-    header = read_header(path)
-    for name in names:
-        if name not in header:
-            have = ", ".join(header[:8]) + (", …" if len(header) > 8 else "")
-            raise DataError(f"{path}: no column {name!r} (it has: {have}). Fix: {fix}")
-
-
-def _with_labels(spec: TaskSpec, train: Path) -> TaskSpec:
-    """Labels that occur in training only are labels, too: without them a guess of one would be refused."""
-    metric = metrics.metric(spec.metric)
-    known = spec.labels is not None or train.stat().st_size > LABELS_FROM_BYTES
-    if known or metric.family not in (Family.LABEL, Family.RANKING, Family.SCORE):
-        return spec
-    cells = {cell for name in spec.target_columns for cell in read_column(train, name)}
-    labels = metrics.label_order([cell for cell in cells if cell])
-    positive = spec.positive
-    if len(labels) == 2 and (metric.family is Family.SCORE or metric.name == "f1"):
-        positive = positive or labels[-1]
-    return dataclasses.replace(spec, labels=labels or None, positive=positive)
 
 
 def _description(path: Path, fallback: str) -> str:

@@ -6,6 +6,7 @@ over them. scikit-learn and scipy compute what they have. A NaN result means: no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,8 +21,14 @@ Array = NDArray[Any]
 PROBABILITY_FLOOR = 1e-15
 """Probabilities are clipped here before a logarithm: certain and wrong costs 34.5, not infinity."""
 
-REPORT_KEYS = ("accuracy", "f1", "roc_auc", "mae", "rmse", "rmse_pct", "r2")
-"""The figures of `report`; `rmse_pct` is the RMSE in percent of the range of the true values."""
+REPORT_KEYS = ("accuracy", "f1", "roc_auc", "mae", "rmse", "rmse_pct", "mae_pct", "r2")
+"""The figures of `report`, in the record of every episode: None where a figure is not defined.
+
+- accuracy, f1 (of the positive class; weighted for more than two labels), roc_auc (one versus rest for class
+  probabilities): classification.
+- mae, rmse, r2: regression. rmse_pct and mae_pct are in percent of the range of the true values; they are
+  not cut at 100, and None if the true values are all the same.
+"""
 
 
 class Family(StrEnum):
@@ -63,7 +70,7 @@ class Metric:
 def label_order(labels: Sequence[str]) -> list[str]:
     """Labels in their natural order: by value if all are numbers, else as text."""
     try:
-        return sorted(set(labels), key=float)
+        return sorted(set(labels), key=lambda label: (float(label), label))
     except ValueError:
         return sorted(set(labels))
 
@@ -86,8 +93,10 @@ def _f1(average: str) -> ColumnScore:
 def _qwk(truth: Array, guess: Array, labels: Sequence[str], positive: str | None) -> float:
     from sklearn.metrics import cohen_kappa_score
 
+    if len({*truth, *guess}) < 2:
+        return float("nan")
     order = label_order(labels)
-    if all(label.removeprefix("-").isdecimal() for label in order):
+    if all(re.fullmatch("0|-?[1-9][0-9]*", label) for label in order):
         # Distances are between values: a level that nobody has still takes its place on the scale.
         low, high = int(order[0]), int(order[-1])
         if high - low <= 1000:
@@ -297,9 +306,8 @@ def report(
 ) -> dict[str, float | None]:
     """The general figures of aligned predictions, whatever the task's own metric is.
 
-    Classification has accuracy, f1 (of the positive class; weighted for more than two labels) and roc_auc
-    (one versus rest for class probabilities); regression has mae, rmse, rmse_pct and r2. Scores count as
-    the positive class from 0.5 on, if all are in [0, 1]. All `REPORT_KEYS` are there; None = undefined.
+    All `REPORT_KEYS` are there; of several target columns, each figure is the mean. Scores count as the
+    positive class from 0.5 on if all are in [0, 1], else they have no accuracy and no f1.
     """
     values: dict[str, float] = {}
     truth, guess = (a.reshape(len(a), -1) for a in (np.asarray(truth), np.asarray(guess)))
@@ -320,16 +328,14 @@ def _finite(value: float | None) -> float | None:
 
 
 def _numbers_report(truth: Array, guess: Array) -> dict[str, float]:
-    rmse = np.array([score("rmse", truth[:, j], guess[:, j]) for j in range(truth.shape[1])])
     span = np.ptp(truth, axis=0).astype(float)
-    with np.errstate(all="ignore"):
-        share = 100 * rmse / np.where(span > 0, span, np.nan)
-    return {
-        "mae": score("mae", truth, guess),
-        "rmse": float(rmse.mean()),
-        "rmse_pct": float(share.mean()),
-        "r2": score("r2", truth, guess),
-    }
+    values = {"r2": score("r2", truth, guess)}
+    for name in ("mae", "rmse"):
+        error = np.array([score(name, truth[:, j], guess[:, j]) for j in range(truth.shape[1])])
+        with np.errstate(all="ignore"):
+            share = 100 * error / np.where(span > 0, span, np.nan)
+            values |= {name: float(error.mean()), f"{name}_pct": float(share.mean())}
+    return values
 
 
 def _class_probability_report(truth: Array, guess: Array) -> dict[str, float]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import os
 import re
 import stat
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 CODES = (
@@ -38,8 +38,12 @@ CODES = (
     "ok",
 )
 
-BLANKS = frozenset({"", "nan", "-nan", "na", "n/a", "null", "none", "<na>", "nat"})
+BLANKS = frozenset({"", "nan", "-nan", "+nan", "na", "n/a", "null", "none", "<na>", "nat"})
 _WHOLE = re.compile(r"(-?\d+)\.0*")
+_TO_CSV = "write it with DataFrame.to_csv(..., index=False)"
+_END = "\0"
+"""Two cells of it follow the last line: the csv module is silent about a quote that is never closed.
+No submission has this character: see `decode`."""
 
 
 class Invalid(Exception):
@@ -63,16 +67,20 @@ def content(submission: Path | bytes | None, limit: int) -> bytes:
         raise Invalid("no_file", "there is no submission file")
     data = submission if isinstance(submission, bytes) else _read_file(Path(submission), limit)
     if len(data) > limit:
-        raise Invalid("too_large", f"the submission has more than {limit} bytes, the limit")
+        raise Invalid("too_large", f"the submission has more than {_mb(limit)}, the limit")
     return data
+
+
+def _mb(size: int) -> str:
+    return f"{size / 2**20:.3g} MB"
 
 
 def _read_file(path: Path, limit: int) -> bytes:
     """At most `limit` + 1 bytes of a regular file, looked at and read through one descriptor."""
     try:
         # O_NONBLOCK: opening a pipe must not wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (FileNotFoundError, NotADirectoryError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         raise Invalid("no_file", f"there is no file {path.name}") from None
     except OSError as error:
         raise Invalid("not_a_file", f"{path.name} is not a readable file: {error.strerror}") from None
@@ -81,9 +89,11 @@ def _read_file(path: Path, limit: int) -> bytes:
         if not stat.S_ISREG(about.st_mode):
             raise Invalid("not_a_file", f"{path.name} is a folder or device, not a file")
         if about.st_size > limit:
-            raise Invalid("too_large", f"{path.name} has {about.st_size} bytes, the limit is {limit}")
+            raise Invalid("too_large", f"{path.name} has {_mb(about.st_size)}, the limit is {_mb(limit)}")
         with open(descriptor, "rb", closefd=False) as file:
             return file.read(limit + 1)
+    except OSError as error:
+        raise Invalid("not_a_file", f"{path.name} cannot be read: {error.strerror}") from None
     finally:
         os.close(descriptor)
 
@@ -95,11 +105,9 @@ def decode(data: bytes) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Invalid(
-            "not_text", f"not UTF-8 text (byte {error.start}): write it with DataFrame.to_csv"
-        ) from None
-    if "\0" in text:
-        raise Invalid("not_text", "binary content: write plain CSV text with DataFrame.to_csv")
+        raise Invalid("not_text", f"not UTF-8 text (byte {error.start}): {_TO_CSV}") from None
+    if _END in text:
+        raise Invalid("not_text", f"zero bytes (UTF-16 or no text at all), not UTF-8 text: {_TO_CSV}")
     return text
 
 
@@ -108,55 +116,93 @@ def parse(
 ) -> tuple[list[str], list[list[str]]]:
     """The canonical ids and the cells of each target column, at most `keep` rows of them."""
     names = (id_column, *targets)
-    reader = csv.reader(io.StringIO(text, newline=""))
-    rows = (row for row in reader if len(row) > 1 or (row and row[0].strip()))
+    reader = csv.reader(itertools.chain(io.StringIO(text, newline=""), [f"{_END},{_END}"]))
     wanted: list[list[str]] = [[] for _ in names]
     try:
+        rows = _rows(reader)
         header = [name.strip() for name in next(rows, [])]
         if not header:
             raise Invalid("empty_file", "the submission is empty")
-        where = [_find(header, name, names) for name in names]
+        unique = len(set(header)) == len(header)
+        where: list[int | None] = _find(header, names) if unique else [None for _ in names]
         for row in rows:
             if len(row) != len(header):
                 raise Invalid(
                     "ragged",
-                    f"line {reader.line_num} has {len(row)} fields, the header has {len(header)}",
+                    f"line {reader.line_num} has {len(row)} fields, the header has {len(header)}: {_TO_CSV}",
                 )
             if len(wanted[0]) < keep:
                 for column, at in zip(wanted, where, strict=True):
                     column.append(row[at] if at is not None else "")
     except csv.Error as error:
-        raise Invalid("ragged", f"line {reader.line_num}: {error} (an unclosed quote?)") from None
+        raise Invalid("ragged", f"line {reader.line_num}: {error} (an unclosed quote?): {_TO_CSV}") from None
     _check_header(header, where, names, warnings)
     if not wanted[0]:
-        raise Invalid("no_rows", "the submission has a header but no rows")
+        raise Invalid("no_rows", "the submission has a header but no rows: predict every row of test.csv")
     return [canonical(cell) for cell in wanted[0]], wanted[1:]
 
 
-def _find(header: list[str], name: str, names: Sequence[str]) -> int | None:
-    """Where the column stands; the case of letters counts only if it tells two columns apart."""
-    if name in header:
-        return header.index(name)
-    close = [i for i, have in enumerate(header) if have.lower() == name.lower() and have not in names]
-    return close[0] if len(close) == 1 else None
+def _rows(lines: Iterable[list[str]]) -> Iterator[list[str]]:
+    """The rows that are not blank, up to the end mark."""
+    for row in lines:
+        if row and row[-1].endswith(_END):
+            if row == [_END, _END]:
+                return
+            raise Invalid("ragged", f"a quote is never closed, in the row of {some([row[0]])}: {_TO_CSV}")
+        if len(row) > 1 or (row and row[0].strip()):
+            yield row
+
+
+def _find(header: list[str], names: Sequence[str]) -> list[int | None]:
+    """Where each column stands; the case of letters counts only if it tells two columns apart.
+
+    A hostile header has millions of columns, so that the loops over them must be few and short.
+    """
+    exact = dict(zip(header, range(len(header)), strict=True))
+    close: dict[str, list[int]] = {name.lower(): [] for name in names}
+    if not all(name in exact for name in names):
+        for at, have in enumerate(map(str.lower, header)):
+            if have in close and header[at] not in names:
+                close[have].append(at)
+
+    def place(name: str) -> int | None:
+        candidates = close[name.lower()]
+        return exact.get(name, candidates[0] if len(candidates) == 1 else None)
+
+    return [place(name) for name in names]
 
 
 def _check_header(
     header: list[str], where: list[int | None], names: Sequence[str], warnings: list[str]
 ) -> None:
-    twice = sorted(name for name, count in Counter(header).items() if count > 1)
-    if twice:
-        raise Invalid("duplicate_columns", f"columns appear twice: {some(twice)}")
+    if len(set(header)) < len(header):
+        # Looked for only here, after the rows: a ragged table is reported as one.
+        raise Invalid("duplicate_columns", f"columns appear twice: {some(_repeated(header))}; name each once")
     for number, (name, at) in enumerate(zip(names, where, strict=True)):
         if at is None:
             code = "missing_id_column" if number == 0 else "missing_target_column"
             hint = " (fields must be separated by commas)" if len(header) == 1 else ""
             raise Invalid(code, f"no column {name!r}; the columns are: {some(header, 8)}{hint}")
         if header[at] != name:
-            warnings.append(f"column {header[at]!r} was taken for {name!r}")
-    extra = [name or "(a saved index)" for i, name in enumerate(header) if i not in where]
-    if extra:
-        warnings.append(f"columns that are not asked for were ignored: {some(extra)}")
+            warnings.append(f"column {some([header[at]])!r} was taken for {name!r}")
+    taken = set(where)
+    extra = (name for at, name in enumerate(header) if at not in taken)
+    first = list(itertools.islice(extra, 4))
+    if first:
+        warnings.append(f"columns that are not asked for were ignored: {some(first)}")
+
+
+def _repeated(names: Iterable[str], most: int = 4) -> list[str]:
+    """The first names that appear again, each once."""
+    seen: set[str] = set()
+    again: dict[str, None] = {}
+    for name in names:
+        if name in seen:
+            again[name] = None
+            if len(again) == most:
+                break
+        seen.add(name)
+    return list(again)
 
 
 def match(ids: list[str], wanted: list[str], id_column: str) -> list[int]:
@@ -168,22 +214,29 @@ def match(ids: list[str], wanted: list[str], id_column: str) -> list[int]:
         raise Invalid("blank_id", f"{len(blank)} rows have no {id_column!r}, {where}")
     row_of = {id_: row for row, id_ in enumerate(ids)}
     if len(row_of) < len(ids):
-        twice = sorted({id_ for row, id_ in enumerate(ids) if row_of[id_] != row})
-        raise Invalid("duplicate_ids", f"{len(twice)} ids appear more than once: {some(twice)}")
+        more = f"{len(ids) - len(row_of)} rows repeat an id of column {id_column!r}"
+        raise Invalid("duplicate_ids", f"{more}: {some(_repeated(ids))}; write one row for each id")
     missing = [id_ for id_ in wanted if id_ not in row_of]
     if missing:
         raise Invalid(
             "missing_ids",
-            f"{len(missing)} of {len(wanted)} ids of test.csv are missing: {some(missing)}; "
+            f"{len(missing)} of {len(wanted)} ids of test.csv are missing: {some(missing)} "
+            f"(the submission has ids such as {some(ids)}); "
             f"predict every row of test.csv and copy its {id_column!r} unchanged",
         )
     unknown = [id_ for id_ in ids if id_ not in known]
     if unknown:
-        raise Invalid("unknown_ids", f"{len(unknown)} ids are not in test.csv: {some(unknown)}")
+        shown = f"{len(unknown)} ids are not in test.csv: {some(unknown)}"
+        raise Invalid("unknown_ids", f"{shown}; predict the rows of test.csv only")
     return [row_of[id_] for id_ in wanted]
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """The first names of a list for a message, each cut to 40 characters."""
+    """The first names of a list for a message, each cut to 40 characters.
+
+    What does not print is replaced: agents choose these names, and messages end up in terminals.
+    """
     short = [name if len(name) <= 40 else name[:37] + "..." for name in names[:most]]
-    return ", ".join(short) + (", …" if len(names) > most else "")
+    short = [name or "(no name: a saved index?)" for name in short]
+    shown = ", ".join(short) + (", …" if len(names) > most else "")
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in shown)

@@ -1,7 +1,8 @@
 """Builds the embedded tasks into a cache folder, as one's own folder of tasks (see `layout`).
 
     python -m mappa_envs.dsbench.suite --validate     # grades perfect and dummy submissions of every task
-    python -m mappa_envs.dsbench.suite --baselines    # measures dummy and reference, writes baselines.json
+    python -m mappa_envs.dsbench.suite --baselines    # measures dummy, reference and the scripted expert
+    python -m mappa_envs.dsbench.suite --table        # the table of docs/dsbench.md
 
 Rows, order and ids come from sha256 of fixed keys and floats are written with %.10g, so that the files are
 the same bytes everywhere. The cache is `$MAPPA_CACHE` or `~/.cache/mappa`.
@@ -15,7 +16,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
 import shutil
 import sys
 import tempfile
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mappa_envs.dsbench import metrics
+from mappa_envs.dsbench.cache import cache_root
 from mappa_envs.dsbench.metrics import Family
 from mappa_envs.dsbench.recipes import RECIPES, Recipe, keyed_number
 from mappa_envs.dsbench.tables import TABLES, SourceChanged, check_table
@@ -36,11 +37,6 @@ if TYPE_CHECKING:
 TEST_SHARE = 0.25
 MANIFEST = "manifest.json"
 _log = logging.getLogger(__name__)
-
-
-def cache_root() -> Path:
-    """Where built tasks are kept: `$MAPPA_CACHE` or `~/.cache/mappa`."""
-    return Path(os.environ.get("MAPPA_CACHE") or Path.home() / ".cache" / "mappa").expanduser()
 
 
 def ensure_built() -> Path:
@@ -151,7 +147,7 @@ def write_suite(root: Path, recipes: Iterable[Recipe] = RECIPES) -> None:
 
 
 def read_baselines() -> dict[str, dict[str, float]]:
-    """The committed dummy and reference scores by task; {} if they were never measured."""
+    """The committed scores of dummy, reference and expert by task; {} if they were never measured."""
     path = resources.files("mappa_envs.dsbench") / "baselines.json"
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 
@@ -249,11 +245,39 @@ def _task_toml(recipe: Recipe, labels: Sequence[str], scores: Mapping[str, float
     return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in fields.items())
 
 
+def table() -> str:
+    """The embedded tasks as a Markdown table, from the built files and the committed scores."""
+    from mappa_envs.dsbench.csv_files import read_cells
+    from mappa_envs.dsbench.tasks import load_tasks
+
+    recipes = {recipe.name: recipe for recipe in RECIPES}
+    columns = ["task", "split", "source", "type", "metric", "train/test rows"]
+    columns += ["dummy", "reference", "expert", "relative"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for task in load_tasks():
+        source = TABLES[recipes[task.task_id].table]
+        scores = read_baselines()[task.task_id]
+        rows = [sum(1 for _ in read_cells(task.files[f"{part}.csv"], ["id"])) for part in ("train", "test")]
+        cells = [
+            task.task_id,
+            task.split,
+            f"{source.package.split('.')[0].split('_')[0]} {source.files[0]}",
+            task.task_type,
+            f"{task.spec.metric} {'↑' if metrics.higher_is_better(task.spec.metric) else '↓'}",
+            f"{rows[0]}/{rows[1]}",
+            *(f"{scores[key]:.4g}" for key in ("dummy", "reference", "expert")),
+            f"{task.relative(scores['expert']):.2f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line of this module; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m mappa_envs.dsbench.suite", description=__doc__)
     parser.add_argument("--validate", action="store_true", help="check every task; exit 1 on a finding")
     parser.add_argument("--baselines", action="store_true", help="measure and write baselines.json")
+    parser.add_argument("--table", action="store_true", help="print the table of the documentation")
     options = parser.parse_args(arguments)
     from mappa_envs.dsbench import baselines
 
@@ -262,7 +286,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problems = baselines.validate() if options.validate else []
     for problem in problems:
         print(problem)
-    if not (options.validate or options.baselines):
+    if options.table:
+        print(table())
+    if not (options.validate or options.baselines or options.table):
         print(ensure_built())
     return 1 if problems else 0
 

@@ -6,23 +6,39 @@
 
 from __future__ import annotations
 
-import csv
-import itertools
+import hashlib
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from mappa_envs.dsbench import metrics
+from mappa_envs.dsbench.csv_files import Column, read_columns, read_header
 from mappa_envs.dsbench.grading import TaskSpec
 from mappa_envs.dsbench.metrics import Family
 from mappa_envs.errors import ConfigError, DataError
 from mappa_envs.types import Task
 
-SPLITS = ("train", "val", "test")
-SAMPLE_ROWS = 1000
-"""Column types and gaps in a prompt come from this many rows of train.csv."""
+__all__ = [
+    "SPLITS",
+    "Column",
+    "DSBenchTask",
+    "load_tasks",
+    "make_prompt",
+    "read_columns",
+    "read_header",
+    "stratified",
+    "too_good",
+]
 
+SPLITS = ("train", "val", "test")
+HARD_SHARE, SUSPICIOUS_SHARE = 0.15, 0.05
+"""See `too_good`."""
+
+AnyTask = TypeVar("AnyTask", bound=Task)
+_log = logging.getLogger(__name__)
 _LISTED_COLUMNS = 12
 _SHORTENED_TO = 8
 
@@ -52,16 +68,67 @@ class DSBenchTask(Task):
         return min(1.0, max(0.0, (score - self.dummy) / (self.reference - self.dummy)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """What the first rows of a table say about one column."""
+def too_good(task: DSBenchTask, score: float | None) -> bool:
+    """Whether a score is hardly to be had without the answers: a reason to look at how it came about.
 
-    name: str
-    is_number: bool
-    has_gaps: bool
+    True where the reference leaves at least `HARD_SHARE` of the way from the dummy to a perfect score, and
+    this score less than `SUSPICIOUS_SHARE` of what the reference leaves. Never on an easier task, where
+    honest models are perfect by luck, nor where dummy or reference are not known or the reference is
+    perfect itself, as in DSBench's own numbers.
+    """
+    perfect = metrics.perfect(task.spec.metric)
+    if score is None or task.dummy is None or task.reference is None or task.dummy == perfect:
+        return False
+    left_by_reference = (perfect - task.reference) / (perfect - task.dummy)
+    left = (perfect - score) / (perfect - task.dummy)
+    return left_by_reference >= HARD_SHARE and left < SUSPICIOUS_SHARE * left_by_reference
 
 
-def load_tasks(source: str = "embedded", split: str | None = None) -> list[DSBenchTask]:
+def stratified(tasks: Sequence[AnyTask], count: int, seed: int, step: int) -> list[AnyTask]:
+    """The `count` tasks of a training step (from 1), the task types in every step as in all tasks.
+
+    Every task is drawn once before any is drawn again, and no task twice in a step of up to `len(tasks)`. A
+    pure function: each pass over the tasks has an order of its own, which follows from `seed`.
+
+    >>> tasks = load_tasks(split="train")
+    >>> [task.task_type for task in stratified(tasks, 4, seed=0, step=1)]
+    ['classification', 'regression', 'classification', 'regression']
+    """
+    if not tasks or count < 1 or step < 1:
+        got = f"{len(tasks)} tasks, count {count}, step {step}"
+        raise ConfigError(f"stratified: {got}; each must be 1 or more")
+    waiting: list[AnyTask] = []
+    drawn: list[AnyTask] = []
+    passes = 0
+    for _ in range(step):
+        drawn = []
+        while len(drawn) < count:
+            if not waiting:
+                fresh = _one_pass(tasks, seed, passes)
+                passes += 1
+                taken = {task.task_id for task in drawn}
+                # What this step has already comes last, so that it is not drawn twice in it.
+                waiting = sorted(fresh, key=lambda task: task.task_id in taken)
+            drawn.append(waiting.pop(0))
+    return drawn
+
+
+def _one_pass(tasks: Sequence[AnyTask], seed: int, number: int) -> list[AnyTask]:
+    """Every task once, the types spread evenly, each type in a random order."""
+
+    def draw(task: AnyTask) -> str:
+        return hashlib.sha256(f"{seed}|{number}|{task.task_id}".encode()).hexdigest()
+
+    places = []
+    for kind in sorted({task.task_type for task in tasks}):
+        of_kind = sorted((task for task in tasks if task.task_type == kind), key=draw)
+        places += [((i + 0.5) / len(of_kind), kind, task) for i, task in enumerate(of_kind)]
+    return [task for _, _, task in sorted(places, key=lambda place: place[:2])]
+
+
+def load_tasks(
+    source: str = "embedded", split: str | None = None, *, max_mb: float | None = None
+) -> list[DSBenchTask]:
     """All tasks of a source, or those of one split.
 
     Parameters
@@ -69,9 +136,10 @@ def load_tasks(source: str = "embedded", split: str | None = None) -> list[DSBen
     source : "embedded", "dsbench" (the folder that `$DSBENCH_ROOT` names), or the path of a folder in the
         official DSBench layout or in one's own (see `layout`).
     split : "train", "val", "test" or None for all.
+    max_mb : leave out tasks whose train.csv and test.csv have more megabytes together, with a logged line.
 
     Raises `ConfigError` on an unknown source or split, `DataError` on tables that cannot be used or a split
-    without tasks, `UnavailableError` where the embedded tasks cannot be written to the cache.
+    without tasks, `UnavailableError` where the cache cannot be written.
     """
     if split is not None and split not in SPLITS:
         raise ConfigError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
@@ -83,7 +151,21 @@ def load_tasks(source: str = "embedded", split: str | None = None) -> list[DSBen
             f"{source}: no task of split {split!r} (there are {len(tasks)} of: {', '.join(have)}). "
             f'Put split = "{split}" into a task.toml, or choose another split'
         )
-    return chosen
+    return chosen if max_mb is None else _small(chosen, max_mb)
+
+
+def _small(tasks: Sequence[DSBenchTask], max_mb: float) -> list[DSBenchTask]:
+    sizes = {
+        task.task_id: sum(task.files[name].stat().st_size for name in ("train.csv", "test.csv")) / 1e6
+        for task in tasks
+    }
+    for name, size in sizes.items():
+        if size > max_mb:
+            _log.info("task %s is left out: %.1f MB are more than max_mb = %g", name, size, max_mb)
+    small = [task for task in tasks if sizes[task.task_id] <= max_mb]
+    if not small:
+        raise DataError(f"max_mb = {max_mb:g}: the smallest task has {min(sizes.values()):.3g} MB")
+    return small
 
 
 def _load_source(source: str) -> list[DSBenchTask]:
@@ -100,43 +182,6 @@ def _load_source(source: str) -> list[DSBenchTask]:
             "known: 'embedded', 'dsbench' (with $DSBENCH_ROOT) or the path of a folder of tasks"
         )
     return layout.load_folder(Path(root).expanduser())
-
-
-def read_header(path: Path) -> list[str]:
-    """The column names of a table. Raises `DataError` if there are none."""
-    return _head(path, 0)[0]
-
-
-def read_columns(path: Path) -> list[Column]:
-    """The columns of a table, judged by its first `SAMPLE_ROWS` rows."""
-    header, *rows = _head(path, SAMPLE_ROWS)
-    columns = []
-    for index, name in enumerate(header):
-        cells = [row[index].strip() if index < len(row) else "" for row in rows]
-        filled = [cell for cell in cells if cell and cell.lower() not in ("nan", "na")]
-        columns.append(
-            Column(name=name, is_number=all(map(_is_number, filled)), has_gaps=len(filled) < len(cells))
-        )
-    return columns
-
-
-def _head(path: Path, rows: int) -> list[list[str]]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            table = list(itertools.islice(csv.reader(file), rows + 1))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as CSV text: {error}") from error
-    if not table or not any(name.strip() for name in table[0]):
-        raise DataError(f"{path}: is empty; it needs a header line with the column names")
-    return [[name.strip() for name in table[0]], *table[1:]]
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def make_prompt(description: str, spec: TaskSpec, columns: Sequence[Column]) -> str:

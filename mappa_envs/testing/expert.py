@@ -30,18 +30,24 @@ class TabularTask(Protocol):
 
 
 DATA_ENGINEER = """\
+import numpy as np
 import pandas as pd
 train, test = pd.read_csv("train.csv"), pd.read_csv("test.csv")
 columns = [c for c in test.columns if c != {id!r} and c not in {hidden!r}]
-X = pd.concat([train[columns], test[columns]], ignore_index=True)
+X_train, X_test, y_train = train[columns].copy(), test[columns].copy(), {target}
 for c in columns:
-    if not pd.api.types.is_numeric_dtype(X[c]):
-        X[c] = X[c].astype(str).astype("category").cat.codes
-    X[c] = X[c].fillna(X[c].median() if X[c].notna().any() else 0).astype(float)
-X.iloc[:len(train)].to_pickle("X_train.pkl")
-X.iloc[len(train):].reset_index(drop=True).to_pickle("X_test.pkl")
-{target}.to_pickle("y_train.pkl")
-print("X_train.pkl, y_train.pkl and X_test.pkl are saved:", X.shape[1], "numeric features")
+    if not pd.api.types.is_numeric_dtype(X_train[c]):
+        X_train[c], X_test[c] = (X[c].astype(object).fillna("").astype(str) for X in (X_train, X_test))
+        known = np.sort(X_train[c].unique().astype(object))
+        for X in (X_train, X_test):
+            X[c] = np.searchsorted(known, X[c].to_numpy(object))
+    middle = X_train[c].median() if X_train[c].notna().any() else 0
+    for X in (X_train, X_test):
+        X[c] = X[c].fillna(middle).astype(float)
+X_train.to_pickle("X_train.pkl")
+y_train.to_pickle("y_train.pkl")
+X_test.to_pickle("X_test.pkl")
+print("X_train.pkl, y_train.pkl and X_test.pkl are saved:", X_train.shape[1], "numeric features")
 """
 
 MODELER = """\
@@ -70,13 +76,15 @@ submission.to_csv("submission.csv", index=False)
 print("submission.csv is saved:", submission.shape)
 """
 
-_TALK = {
-    "data_engineer": "I encode text as codes, fill the gaps and save the three tables.",
+TALK = {
+    "data_engineer": "I encode text by its order in the training rows, fill gaps and save the tables.",
     "modeler": "I fit a small forest on the prepared table.",
     "analyst": "I predict the test rows and write the submission.",
 }
+_LABELS = "submission[{targets!r}[0]] = model.predict(X)"
 _PREDICT = {
-    Family.LABEL: "submission[{targets!r}[0]] = model.predict(X)",
+    Family.LABEL: _LABELS,
+    Family.TEXT: _LABELS,
     Family.SCORE: "submission[{targets!r}[0]] = model.predict_proba(X)[:, {which}]",
     Family.CLASS_PROBABILITY: "classes = model.classes_.astype(str)\n"
     "chances = pd.DataFrame(model.predict_proba(X), columns=classes)\n"
@@ -97,20 +105,20 @@ class ExpertPolicy:
 
 def expert_action(role_name: str, task: TabularTask) -> str:
     """The message of one role (`data_engineer_0`, `modeler_0`, `analyst_0`). Raises `ConfigError`."""
-    return f"{_TALK[_seat(role_name)]}\n\n```python\n{expert_code(role_name, task)}```\n"
+    return f"{TALK[seat_of(role_name)]}\n\n```python\n{expert_code(role_name, task)}```\n"
 
 
 def expert_code(role_name: str, task: TabularTask) -> str:
     """The code of that message alone."""
-    spec, seat = task.spec, _seat(role_name)
+    spec, seat = task.spec, seat_of(role_name)
     family = metrics.metric(spec.metric).family
     targets = list(spec.target_columns)
     if seat == "data_engineer":
         hidden = [*targets, *([spec.label_column] if spec.label_column else [])]
         return DATA_ENGINEER.format(id=spec.id_column, hidden=hidden, target=_target(family, spec))
     if seat == "modeler":
-        return MODELER.format(**_model(family, spec))
-    predict = _PREDICT.get(family, _PREDICT[Family.LABEL])
+        return MODELER.format(**model_fields(spec))
+    predict = _PREDICT[Family.NUMBER if _predicts_numbers(spec) else family]
     return ANALYST.format(id=spec.id_column, predict=predict.format(targets=targets, which=_which(spec)))
 
 
@@ -127,11 +135,18 @@ async def lay_artifacts(workspace: Workspace, task: TabularTask, upstream_roles:
         raise DataError(f"task {task.task_id}: the scripted expert failed ({why}): {result.stderr[-300:]}")
 
 
-def _seat(role_name: str) -> str:
+def seat_of(role_name: str) -> str:
+    """`modeler` of `modeler_0`. Raises `ConfigError` for a role that is not the expert's."""
     seat = role_name.rsplit("_", 1)[0] if role_name.rsplit("_", 1)[-1].isdigit() else role_name
-    if seat not in _TALK:
-        raise ConfigError(f"the scripted expert knows no role {role_name!r}; it plays {', '.join(_TALK)}")
+    if seat not in TALK:
+        raise ConfigError(f"the scripted expert knows no role {role_name!r}; it plays {', '.join(TALK)}")
     return seat
+
+
+def _predicts_numbers(spec: TaskSpec) -> bool:
+    """Numbers, or scores of several columns: a forest that averages 0 and 1 gives them all at once."""
+    family = metrics.metric(spec.metric).family
+    return family is Family.NUMBER or (family is Family.SCORE and len(spec.target_columns) > 1)
 
 
 def _which(spec: TaskSpec) -> str:
@@ -146,13 +161,14 @@ def _target(family: Family, spec: TaskSpec) -> str:
     return f"train[{spec.label_column or (targets[0] if len(targets) == 1 else targets)!r}]"
 
 
-def _model(family: Family, spec: TaskSpec) -> dict[str, str]:
-    kind = "Regressor" if family is Family.NUMBER else "Classifier"
+def model_fields(spec: TaskSpec) -> dict[str, str]:
+    """The expert's model: `imports`, the expression `model`, and `kind`, "Classifier" or "Regressor"."""
+    kind = "Regressor" if _predicts_numbers(spec) else "Classifier"
     imports = f"from sklearn.ensemble import ExtraTrees{kind}"
-    leaf, share = (3, 1.0) if family is Family.NUMBER else (2, 0.5)
+    leaf, share = (3, 1.0) if kind == "Regressor" else (2, 0.5)
     weight = ", class_weight='balanced'" if spec.metric in ("f1", "f1_macro") else ""
     model = f"ExtraTrees{kind}(40, min_samples_leaf={leaf}, max_features={share}, random_state=0{weight})"
     if spec.metric == "rmsle":
         imports += "\nfrom sklearn.compose import TransformedTargetRegressor"
         model = f"TransformedTargetRegressor({model}, func=np.log1p, inverse_func=np.expm1)"
-    return {"imports": imports, "model": model}
+    return {"imports": imports, "model": model, "kind": kind}

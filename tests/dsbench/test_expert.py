@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from inspection_bench import KINDS, Bench, TinyTask, tiny_task
 
 from mappa_envs.dsbench.artifacts import inspect
-from mappa_envs.dsbench.grading import grade
+from mappa_envs.dsbench.grading import TaskSpec, grade
 from mappa_envs.errors import ConfigError, DataError
 from mappa_envs.testing.expert import ExpertPolicy, expert_action, expert_code, lay_artifacts
 
@@ -45,6 +46,41 @@ def test_one_hot_targets_without_a_label_column(tmp_path: Path) -> None:
     task = tiny_task("mc_log_loss", tmp_path)
     bare = TinyTask("bare", replace(task.spec, label_column=None), task.files, task.answers)
     assert "train[['A', 'B', 'C']].idxmax(axis=1)" in expert_code("data_engineer_0", bare)
+
+
+def test_scores_of_several_columns(tmp_path: Path, bench: Bench) -> None:
+    def lines(table: Iterable[tuple[int, ...]]) -> str:
+        return "".join(",".join(map(str, row)) + "\n" for row in table)
+
+    rows = [(i, i % 10, int(i % 10 > 4), int(i % 3 == 0)) for i in range(100)]
+    (tmp_path / "train.csv").write_text("id,x,A,B\n" + lines(rows[:80]))
+    (tmp_path / "test.csv").write_text("id,x\n" + lines(row[:2] for row in rows[80:]))
+    (tmp_path / "answers.csv").write_text("id,A,B\n" + lines((row[0], *row[2:]) for row in rows[80:]))
+    files = {name: tmp_path / name for name in ("train.csv", "test.csv")}
+    task = TinyTask("two", TaskSpec("roc_auc", "id", ("A", "B")), files, tmp_path / "answers.csv")
+
+    async def play() -> bytes:
+        async with await bench.sandbox.open(files) as workspace:
+            await lay_artifacts(workspace, task, ROLES)
+            return await workspace.read("submission.csv", 10**6)
+
+    verdict = grade(asyncio.run(play()), task.answers, task.spec)
+    assert verdict.code == "ok", verdict.message
+    # Column A follows from x, column B does not.
+    assert verdict.score is not None
+    assert verdict.score > 0.65
+
+
+def test_text_and_gaps_are_learnt_on_the_training_rows(tmp_path: Path, bench: Bench) -> None:
+    task = tiny_task("accuracy", tmp_path)
+    test = task.files["test.csv"]
+    test.write_text(test.read_text().replace("Rome", "Aachen").replace("Oslo", "Zug"))
+    code = expert_code("data_engineer_0", task)
+    look = "print(*sorted(pd.read_pickle('X_test.pkl')['city'].unique()))"
+    result, found = bench.look(task, [code, look], ["X_train.pkl", "X_test.pkl"])
+    assert all(artifact.status == "valid" and not artifact.problem for artifact in found.values())
+    # Bern, Oslo, Rome are 0, 1, 2: a new word gets its place in their order.
+    assert result.stdout.splitlines()[-1] == "0.0 3.0"
 
 
 def test_only_artifacts_are_laid(task: TinyTask, bench: Bench) -> None:

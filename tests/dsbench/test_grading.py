@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mappa_envs.dsbench.grading import CODES, TaskSpec, canonical, grade, perfect_submission, report
+from mappa_envs.dsbench.grading import CODES, TaskSpec, canonical, grade, judge, perfect_submission, report
 from mappa_envs.dsbench.metrics import METRICS, REPORT_KEYS
 from mappa_envs.errors import ConfigError, DataError
 
@@ -219,6 +219,32 @@ def test_report_of_a_submission(prices: Path) -> None:
     figures = report(b"id,price\n3,12\n1,22\n2,32\n", prices, PRICE)
     assert (figures["rmse"], figures["rmse_pct"], figures["accuracy"]) == (2.0, 10.0, None)
     assert report(b"id,price\n3,12\n", prices, PRICE) == dict.fromkeys(REPORT_KEYS)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "defined"),
+    [
+        ("accuracy", ("0", "1"), "accuracy f1 roc_auc"),
+        ("qwk", ("0", "1", "2"), "accuracy f1"),
+        ("log_loss", None, "accuracy f1 roc_auc"),
+        ("mc_log_loss", None, "accuracy f1 roc_auc"),
+        ("mae", None, "mae mae_pct rmse rmse_pct r2"),
+        ("map@3", ("0", "1", "2"), "accuracy f1"),
+        ("jaccard", None, ""),
+    ],
+)
+def test_figures_that_each_kind_of_task_has(
+    tmp_path: Path, name: str, labels: tuple[str, ...] | None, defined: str
+) -> None:
+    answers = write(tmp_path / "answers.csv", "id,x\n1,0\n2,1\n3,1\n4,0\n")
+    spec = TaskSpec(name, "id", ("x",), labels=labels)
+    if name == "mc_log_loss":
+        spec = TaskSpec(name, "id", ("0", "1"), label_column="x")
+    submission = perfect_submission(answers, spec)
+    figures = report(submission, answers, spec)
+    assert {key for key, value in figures.items() if value is not None} == set(defined.split())
+    assert tuple(figures) == REPORT_KEYS
+    assert judge(submission, answers, spec) == (grade(submission, answers, spec), figures)
 
 
 def test_broken_answers_are_the_owners_fault(tmp_path: Path) -> None:

@@ -1,26 +1,26 @@
 from __future__ import annotations
 
-import logging
-import shutil
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from mappa_envs.dsbench import metrics
+from mappa_envs.dsbench import layout
+from mappa_envs.dsbench.grading import grade
 from mappa_envs.dsbench.layout import check, load_folder
 from mappa_envs.dsbench.tasks import load_tasks
-from mappa_envs.errors import ConfigError, DataError
+from mappa_envs.errors import DataError, UnavailableError
 
-OFFICIAL = Path(__file__).resolve().parents[2].parent / "shared" / "cases" / "dsbench_layout"
 TOML = 'metric = "rmse"\nid = "id"\ntargets = ["price"]\n'
 
 
-@pytest.fixture
-def official(tmp_path: Path) -> Path:
-    """A copy of the layout with its quirks: no answers, no folder, odd sample names, JSON Lines."""
-    if not OFFICIAL.is_dir():
-        pytest.skip(f"no shared cases at {OFFICIAL}")
-    return Path(shutil.copytree(OFFICIAL, tmp_path / "official"))
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("MAPPA_CACHE", str(folder))
+    return folder
 
 
 def own(root: Path, name: str = "houses", toml: str = TOML) -> Path:
@@ -32,66 +32,6 @@ def own(root: Path, name: str = "houses", toml: str = TOML) -> Path:
     (folder / "answers.csv").write_text("id,price\n4,95\n5,80\n")
     (folder / "description.txt").write_text("Predict the price\nof a house.\n")
     return folder
-
-
-@pytest.mark.parametrize(
-    "inside", [".", "data_modeling", "data_modeling/data", "data_modeling/data/data_resplit"]
-)
-def test_the_official_layout_from_any_of_its_folders(
-    official: Path, inside: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        tasks = {task.task_id: task for task in load_tasks(str(official / inside))}
-    assert sorted(tasks) == [
-        "bike-sharing-demand",
-        "playground-series-s4e3",
-        "playground-series-s4e6",
-        "tabular-playground-series-sep-2021",
-        "titanic",
-    ]
-    assert "dont-overfit-ii is passed over: there are no answers" in caplog.text
-    bike, steel = tasks["bike-sharing-demand"], tasks["playground-series-s4e3"]
-    assert (bike.spec.metric, bike.spec.id_column, bike.split) == ("rmsle", "datetime", "train")
-    assert (bike.dummy, bike.reference) == (4.8, 0.0)
-    assert bike.relative(2.4) == pytest.approx(0.5)
-    assert "casual" not in bike.prompt
-    assert (len(steel.spec.target_columns), steel.split) == (7, "test")
-    names = {task.files["sample_submission.csv"].name for task in tasks.values()}
-    assert {"sampleSubmission.csv", "gender_submission.csv", "sample_solution.csv"} <= names
-    for task in tasks.values():
-        assert set(task.files) == {"train.csv", "test.csv", "sample_submission.csv"}
-        assert task.answers not in task.files.values()
-
-
-def test_the_official_answers_are_perfect(official: Path) -> None:
-    findings = {finding.task: finding for finding in check(official)}
-    assert not findings["dont-overfit-ii"].ok
-    assert "no folder" in findings["conways-reverse-game-of-life-2020"].message
-    assert "digit-recognizer" not in findings
-    assert sum(finding.ok for finding in findings.values()) == 5
-
-
-def test_a_renamed_official_column_is_one_clear_error(official: Path) -> None:
-    answers = official / "data_modeling/data/answers/titanic/test_answer.csv"
-    answers.write_text(answers.read_text().replace("Survived", "Alive"))
-    with pytest.raises(
-        DataError, match=r"titanic/test_answer\.csv: no column 'Survived'.*Alive.*Fix: "
-    ) as error:
-        load_tasks(str(official))
-    assert str(error.value) in [finding.message for finding in check(official) if not finding.ok]
-
-
-def test_the_root_of_dsbench_comes_from_the_environment(
-    official: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("DSBENCH_ROOT", raising=False)
-    with pytest.raises(ConfigError, match="DSBENCH_ROOT"):
-        load_tasks("dsbench")
-    monkeypatch.setenv("DSBENCH_ROOT", str(official))
-    assert [task.task_id for task in load_tasks("dsbench", split="test")] == [
-        "playground-series-s4e3",
-        "playground-series-s4e6",
-    ]
 
 
 def test_own_folder(tmp_path: Path) -> None:
@@ -197,13 +137,149 @@ def test_a_folder_without_tasks_says_what_was_tried(tmp_path: Path) -> None:
         check(tmp_path)
 
 
-def test_the_table_of_official_tasks_is_sound() -> None:
-    import json
-    from importlib import resources
+def test_a_missing_sample_is_built_once(tmp_path: Path, cache: Path) -> None:
+    own(tmp_path)
+    (task,) = load_folder(tmp_path)
+    sample = task.files["sample_submission.csv"]
+    assert sample.read_text() == "id,price\n4,0.0\n5,0.0\n"
+    stamp = sample.stat().st_mtime_ns
+    assert load_folder(tmp_path)[0].files["sample_submission.csv"].stat().st_mtime_ns == stamp
+    assert [path.name for path in (cache / "samples").iterdir()] == [sample.name]
+    (tmp_path / "houses" / "sample_submission.csv").write_text("id,price\n4,1\n5,1\n")
+    mine = load_folder(tmp_path)[0].files["sample_submission.csv"]
+    assert mine == tmp_path / "houses" / "sample_submission.csv"
 
-    facts = json.loads((resources.files("mappa_envs.dsbench") / "dsbench.json").read_text())
-    assert len(facts) == 74
-    for name, task in facts.items():
-        assert metrics.perfect(task["metric"]) == task["perfect"], name
-        assert task["split"] in ("train", "val", "test")
-    assert sum(task["split"] == "test" for task in facts.values()) == 8
+
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(tmp_path)
+    (cache / "file").write_text("")
+    monkeypatch.setenv("MAPPA_CACHE", str(cache / "file"))
+    with pytest.raises(UnavailableError, match=r"file/samples.*MAPPA_CACHE"):
+        load_folder(tmp_path)
+
+
+@pytest.mark.parametrize("ends", ["\r\n", "\r", "\n"])
+def test_byte_order_marks_and_line_ends_of_any_kind(tmp_path: Path, ends: str) -> None:
+    folder = own(tmp_path)
+    plain = load_folder(tmp_path)[0].prompt
+    for path in folder.glob("*.csv"):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_text().replace("\n", ends).encode())
+    assert load_folder(tmp_path)[0].prompt == plain
+    assert [finding.message for finding in check(tmp_path)] == [
+        "regression, rmse, 3 training rows, 2 test rows"
+    ]
+
+
+@pytest.mark.parametrize("file", ["train.csv", "test.csv", "answers.csv"])
+def test_latin_1_tables_say_how_to_convert_them(tmp_path: Path, file: str) -> None:
+    path = own(tmp_path) / file
+    path.write_bytes(path.read_bytes() + (b"6,1,K\xf6ln,1\n" if file == "train.csv" else b"K\xf6ln,1,1\n"))
+    (finding,) = check(tmp_path)
+    assert not finding.ok
+    assert str(path) in finding.message
+    if file != "answers.csv":
+        assert "is not UTF-8 text" in finding.message
+        assert "iconv -f latin1 -t utf-8" in finding.message
+
+
+def test_latin_1_far_down_in_train_is_found_by_check(tmp_path: Path) -> None:
+    path = own(tmp_path) / "train.csv"
+    with path.open("ab") as file:
+        file.write(b"6,1,Ulm,3\n" * 400_000 + b"7,1,K\xf6ln,1\n")
+    assert load_folder(tmp_path)[0].task_id == "houses"
+    (finding,) = check(tmp_path)
+    assert "train.csv: is not UTF-8 text (invalid start byte, byte 0xf6)" in finding.message
+
+
+def test_ids_as_floats_are_the_same_ids(tmp_path: Path) -> None:
+    folder = own(tmp_path)
+    (folder / "test.csv").write_text("id,rooms,town\n4.0,3,Ulm\n5.0,2,Bonn\n")
+    assert [finding.ok for finding in check(tmp_path)] == [True]
+    (task,) = load_folder(tmp_path)
+    assert grade(b"id,price\n5.0,80\n4,95\n", task.answers, task.spec).score == 0
+
+
+@pytest.mark.parametrize(
+    ("metric", "problem"),
+    [("rmse", ""), ("mae", ""), ("r2", "undefined_score"), ("pearson", "undefined_score")],
+)
+def test_one_test_row_is_enough_where_the_metric_is_defined(
+    tmp_path: Path, metric: str, problem: str
+) -> None:
+    folder = own(tmp_path, toml=TOML.replace("rmse", metric))
+    (folder / "test.csv").write_text("id,rooms,town\n4,3,Ulm\n")
+    (folder / "answers.csv").write_text("id,price\n4,95\n")
+    (finding,) = check(tmp_path)
+    assert finding.ok is not bool(problem)
+    assert problem in finding.message
+
+
+def test_a_constant_target_is_nothing_to_learn(tmp_path: Path) -> None:
+    (own(tmp_path) / "train.csv").write_text("id,rooms,town,price\n1,3,Bonn,100\n2,,Ulm,100\n")
+    (finding,) = check(tmp_path)
+    assert not finding.ok
+    assert "train.csv: the target price has the same value in all 2 rows" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("train.csv", "", "train.csv: is empty; it needs a header line"),
+        ("test.csv", "\n\n", "test.csv: is empty; it needs a header line"),
+        ("test.csv", "id,rooms,town\n", "test.csv: has a header but no rows"),
+        ("train.csv", "id,rooms,rooms,price\n1,2,3,4\n", "column 'rooms' stands twice in the header"),
+        (
+            "train.csv",
+            "id,rooms,town,price\n1,3,Bonn, Rhein,9\n",
+            "row 1 below the header has 5 fields, not 4",
+        ),
+        ("train.csv", "id;rooms;town;price\n1;3;Bonn;9\n", "no column 'price' (it has: id;rooms;town;price)"),
+        ("train.csv", 'id,rooms,town,price\n1,3,"Bonn,9\n', "row 1 below the header has 3 fields, not 4"),
+        ("train.csv", "id,rooms,town,price\n1,\0,Bonn,9\n", "train.csv: has binary content"),
+        ("sample_submission.csv", "id,cost\n4,1\n", "sample_submission.csv: no column 'price'"),
+    ],
+)
+def test_bad_tables_are_one_clear_finding(tmp_path: Path, file: str, content: str, words: str) -> None:
+    (own(tmp_path) / file).write_text(content)
+    (finding,) = check(tmp_path)
+    assert not finding.ok
+    assert words in finding.message
+    assert "\n" not in finding.message
+
+
+_MEASURE = """
+import re, sys
+from pathlib import Path
+from mappa_envs.dsbench.layout import check, load_folder
+for look in sys.argv[2:]:
+    print(load_folder(Path(sys.argv[1])) if look == "load" else check(sys.argv[1])[0].message)
+    print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_large_files_are_never_in_memory_whole(tmp_path: Path) -> None:
+    """90 MB and 3 GB (sparse: one line without end), in a process whose peak of memory is measured."""
+    folder = own(tmp_path)
+    row = "6,1,Ulm,3\n"
+    (folder / "train.csv").write_text("id,rooms,town,price\n5,1,Ulm,9\n" + row * 2_000_000)
+    for name, header, rest in (("test.csv", "id,rooms,town", "1,Ulm"), ("answers.csv", "id,price", "111111")):
+        with (folder / name).open("w") as file:
+            file.write(f"{header}\n")
+            file.writelines(f"{id_},{rest}\n" for id_ in range(10, 2_000_010))
+    assert (folder / "answers.csv").stat().st_size > layout.GRADED_BYTES
+    _, load_mb, message, check_mb = _measure(tmp_path, "load", "check")
+    assert "2000001 training rows, 2000000 test rows; the answers are large" in message
+    assert int(load_mb) < 150
+    assert int(check_mb) < 150
+    os.truncate(folder / "train.csv", 3 * 2**30)
+    message, peak_mb = _measure(tmp_path, "check")
+    assert "train.csv: has a line of more than 4194304 characters" in message
+    assert int(peak_mb) < 150
+
+
+def _measure(root: Path, *looks: str) -> list[str]:
+    command = [sys.executable, "-c", _MEASURE, str(root), *looks]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from mappa_envs.dsbench import baselines, suite, tables
+from mappa_envs.dsbench import baselines, metrics, suite, tables
 from mappa_envs.dsbench.grading import TaskSpec
 from mappa_envs.dsbench.recipes import RECIPES
-from mappa_envs.dsbench.tasks import Column, DSBenchTask, load_tasks, make_prompt
+from mappa_envs.dsbench.tasks import Column, DSBenchTask, load_tasks, make_prompt, stratified, too_good
 from mappa_envs.errors import ConfigError, DataError, UnavailableError
+from mappa_envs.types import Task
 
 
 @pytest.fixture(scope="module")
@@ -152,18 +153,12 @@ def test_unknown_sources_and_splits(tmp_path: Path) -> None:
         load_tasks(str(tmp_path))
 
 
-def test_relative_scores_are_clipped_in_either_direction(tmp_path: Path) -> None:
-    def task(dummy: float | None, reference: float | None) -> DSBenchTask:
-        spec = TaskSpec("rmse", "id", ("x",))
-        return DSBenchTask(
-            task_id="t", task_type="regression", split="train", prompt="", spec=spec, answers=tmp_path,
-            dummy=dummy, reference=reference,
-        )  # fmt: skip
-
-    assert [task(8, 4).relative(score) for score in (9, 8, 6, 4, 0)] == [0, 0, 0.5, 1, 1]
-    assert [task(0.5, 0.9).relative(score) for score in (0.1, 0.7, 1.0)] == pytest.approx([0, 0.5, 1])
-    assert task(None, None).relative(123.0) == 1.0
-    assert task(8, 4).relative(None) is None
+def test_relative_scores_are_clipped_in_either_direction() -> None:
+    falling, rising = toy_task("rmse", 8, 4), toy_task("roc_auc", 0.5, 0.9)
+    assert [falling.relative(score) for score in (9, 8, 6, 4, 0)] == [0, 0, 0.5, 1, 1]
+    assert [rising.relative(score) for score in (0.1, 0.7, 1.0)] == pytest.approx([0, 0.5, 1])
+    assert toy_task("rmse", None, None).relative(123.0) == 1.0
+    assert falling.relative(None) is None
 
 
 def test_long_column_lists_are_shortened() -> None:
@@ -187,3 +182,97 @@ def test_importing_and_loading_is_light(cache: Path, embedded: list[DSBenchTask]
     environment = {**os.environ, "MAPPA_CACHE": str(cache)}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def toy_task(metric: str, dummy: float | None, reference: float | None) -> DSBenchTask:
+    return DSBenchTask(
+        task_id="t", task_type="regression", split="train", prompt="", spec=TaskSpec(metric, "id", ("x",)),
+        answers=Path("answers.csv"), dummy=dummy, reference=reference,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("metric", "dummy", "reference", "score", "suspicious"),
+    [
+        ("rmse", 10.0, 4.0, 0.0, True),
+        ("rmse", 10.0, 4.0, 0.19, True),
+        ("rmse", 10.0, 4.0, 0.21, False),
+        ("rmse", 10.0, 1.4, 0.0, False),
+        ("roc_auc", 0.5, 0.8, 1.0, True),
+        ("roc_auc", 0.5, 0.8, 0.98, False),
+        ("r2", 0.0, 0.7, 0.99, True),
+        ("rmse", 10.0, 0.0, 0.0, False),
+        ("rmse", 0.0, 0.0, 0.0, False),
+        ("rmse", None, 4.0, 0.0, False),
+        ("rmse", 10.0, None, 0.0, False),
+        ("rmse", 10.0, 4.0, None, False),
+    ],
+)
+def test_a_score_too_good_to_be_true(
+    metric: str, dummy: float | None, reference: float | None, score: float | None, suspicious: bool
+) -> None:
+    assert too_good(toy_task(metric, dummy, reference), score) is suspicious
+
+
+def test_perfect_scores_are_suspicious_on_hard_tasks_and_the_experts_never(
+    embedded: list[DSBenchTask],
+) -> None:
+    perfect = {task.task_id for task in embedded if too_good(task, metrics.perfect(task.spec.metric))}
+    assert {"titanic-survival", "cycling-power", "superstore-sales", "emissions"} <= perfect
+    assert not {"breast-cancer", "iris-species", "digits", "digits-eight", "wine-cultivar"} & perfect
+    assert len(perfect) >= 25
+    for task in embedded:
+        assert not too_good(task, suite.read_baselines()[task.task_id]["expert"])
+        assert not too_good(task, task.reference)
+    emissions = next(task for task in embedded if task.task_id == "emissions")
+    # The mean of the neighbouring years of each country: the best honest guess that we know.
+    assert not too_good(emissions, 13.46)
+
+
+def kinds_of(counts: dict[str, int]) -> list[Task]:
+    return [
+        Task(task_id=f"{kind}-{i}", task_type=kind, split="train", prompt="")
+        for kind, count in counts.items()
+        for i in range(count)
+    ]
+
+
+def test_every_step_has_the_types_in_proportion() -> None:
+    tasks = kinds_of({"classification": 34, "regression": 29, "text": 1})
+    for step in range(1, 40):
+        count = Counter(task.task_type for task in stratified(tasks, 16, seed=3, step=step))
+        assert 7 <= count["classification"] <= 10
+        assert 6 <= count["regression"] <= 9
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 10, 11, 23])
+def test_every_task_is_drawn_before_any_is_drawn_again(count: int) -> None:
+    tasks = kinds_of({"classification": 6, "regression": 4})
+    drawn = [task.task_id for step in range(1, 31) for task in stratified(tasks, count, seed=0, step=step)]
+    for start in range(0, len(drawn) - 9, 10):
+        assert len(set(drawn[start : start + 10])) == 10
+    for start in range(0, len(drawn), count):
+        assert len(set(drawn[start : start + count])) == min(count, 10)
+
+
+def test_stratified_steps_are_a_function_of_seed_and_step() -> None:
+    tasks = kinds_of({"classification": 9, "regression": 9})
+    first = stratified(tasks, 6, seed=1, step=5)
+    assert stratified(list(reversed(tasks)), 6, seed=1, step=5) == first
+    assert stratified(tasks, 6, seed=2, step=5) != first
+    assert stratified(tasks, 6, seed=1, step=1) != stratified(tasks, 6, seed=1, step=4)
+    for arguments in ((tasks, 0, 1, 1), (tasks, 1, 1, 0), ([], 1, 1, 1)):
+        with pytest.raises(ConfigError, match="must be 1 or more"):
+            stratified(*arguments)
+
+
+def test_max_mb_leaves_out_large_tasks(embedded: list[DSBenchTask], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        small = load_tasks("embedded", "train", max_mb=0.05)
+    names = {task.task_id for task in small}
+    assert "iris-species" in names
+    assert "superstore-sales" not in names
+    assert "task superstore-sales is left out: 0." in caplog.text
+    assert len(load_tasks("embedded", "train", max_mb=100)) == 22
+    with pytest.raises(DataError, match=r"max_mb = 0: the smallest task has 0\.\d+ MB"):
+        load_tasks("embedded", max_mb=0)

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from run_fakes import AGENTS, make_episode, make_line, make_rollout, make_run
 
+from mappa_envs.dsbench.scores import figures
 from mappa_envs.errors import UnavailableError
+from mappa_envs.evaluation import EvalResult, EvalTable
 from mappa_train import cli, doctor, model
 from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config, resolve
@@ -59,6 +61,7 @@ def set_trainer(monkeypatch: pytest.MonkeyPatch, train: Callable[..., None]) -> 
         ("resume", "required: RUN"),
         ("eval x --episodes 0", "whole number from 1"),
         ("eval x --split tset", "did you mean test?"),
+        ("eval x --json none/at/all.json", "folder that exists"),
         ("view a b", "unexpected argument b"),
         ("doctor --fix", "unknown flag --fix"),
     ],
@@ -201,7 +204,7 @@ def test_other_weights_are_refused(
     assert "other weights" in capsys.readouterr().err
 
 
-def test_evaluation_prints_a_table(
+def test_evaluation_prints_writes_and_shows_a_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(Path("here"), steps=2).save(2, {}, {})
@@ -209,12 +212,21 @@ def test_evaluation_prints_a_table(
 
     def evaluate(config: Config, checkpoint: Path, *, split: str, episodes: int, progress: Any) -> Any:
         asked.append((checkpoint.name, split, episodes))
-        return types.SimpleNamespace(episodes=[make_episode()] * 8)
+        done = (make_episode(),) * 8
+        return EvalResult(episodes=done, table=EvalTable.of(done, figures))
 
     set_module(monkeypatch, "evaluate", evaluate=evaluate)
-    assert cli.main(["eval", "here", "--episodes", "8"]) == 0
+    assert cli.main(["eval", "here", "--episodes", "8", "--json", "copy.json"]) == 0
     assert asked == [("step-000002", "test", 8)]
-    assert "68 % to 100 %" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "100 [68, 100]" in out
+    assert "here/eval-test-step-2.json" in out
+    assert "copy.json" in out
+    written = json.loads(Path("here/eval-test-step-2.json").read_text())
+    assert (written["step"], written["split"]) == (2, "test")
+    assert written["overall"]["fair_accuracy"] == 0.9
+    assert Path("copy.json").read_text() == Path("here/eval-test-step-2.json").read_text()
+    assert "Evaluation of step 2 on test tasks" in Path("here/report.html").read_text()
 
 
 def test_view_without_a_screen_prints_the_address(

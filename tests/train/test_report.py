@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import re
 import time
 from dataclasses import replace
@@ -11,11 +13,12 @@ import pytest
 from rich.console import Console
 from run_fakes import AGENTS, make_episode, make_line, make_rollout, make_run, make_turn
 
+from mappa_envs.evaluation import EvalTable
 from mappa_envs.types import Artifact, CoachScore, ScoreRevision, ToolResult
 from mappa_train import report
 from mappa_train.charts import chart, nice_ticks
 from mappa_train.config import Config
-from mappa_train.progress import PlainProgress, comparison, duration, evaluation_table, make_progress
+from mappa_train.progress import PlainProgress, comparison, duration, make_progress
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202e$title"
 
@@ -88,6 +91,34 @@ def test_a_run_without_steps_has_a_page(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=1)
     run.truncate(0)
     assert "No step is finished yet" in report.write_report(run.path).read_text()
+
+
+def test_the_newest_evaluation_is_on_the_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    assert "Evaluation of" not in report.write_report(run.path).read_text()
+    for step, outcome in ((1, 0.111), (2, 0.222)):
+        episodes = [make_episode(outcome=outcome, task_type=EVIL) for _ in range(4)]
+        table = EvalTable.of(episodes, lambda chosen: {"fair_f1": 0.125, "f1": None})
+        path = run.path / f"eval-test-step-{step}.json"
+        path.write_text(json.dumps({"step": step, "split": "test", **table.to_json()}))
+        os.utime(path, (step, step))
+    page = report.write_report(run.path).read_text()
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert "Evaluation of step 2 on test tasks" in page
+    assert "0.222" in page
+    assert "0.111" not in page
+    assert "100 % (51 % to 100 %)" in page
+    assert '<td>fair f1</td><td class="n">0.125</td>' in page
+    assert "script" not in tags.seen
+
+
+def test_an_evaluation_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    for content in ("{", "[]", '{"overall": {}}'):
+        (run.path / "eval-test-step-1.json").write_text(content)
+        assert "eval-test-step-1.json cannot be read" in report.write_report(run.path).read_text()
 
 
 def test_long_outputs_are_cut_in_the_middle(tmp_path: Path) -> None:
@@ -196,12 +227,7 @@ def test_tables_show_dashes_for_what_is_undefined(tmp_path: Path) -> None:
     screen = io.StringIO()
     console = Console(file=screen, width=80)
     console.print(comparison({"step": 1}, {"step": 1}, AGENTS, run.path))
-    console.print(evaluation_table([], "nothing"))
-    console.print(evaluation_table([make_episode()] * 4, "step 1"))
-    shown = screen.getvalue()
-    assert "–" in shown
-    assert "51 % to 100 %" in shown
-    assert "4 episodes of 1 tasks" in shown
+    assert "–" in screen.getvalue()
 
 
 def test_durations() -> None:

@@ -8,15 +8,7 @@ import pytest
 from run_fakes import AGENTS, KEYS, make_episode, make_line, make_rollout, make_turn, make_update
 
 from mappa_envs.types import StopReason, Task, ToolResult
-from mappa_train.metrics import (
-    EventWriter,
-    MetricKeys,
-    artifact_rate,
-    bootstrap_interval,
-    mean,
-    step_metrics,
-    wilson,
-)
+from mappa_train.metrics import EventWriter, MetricKeys, step_metrics
 
 
 def test_the_keys_of_the_contract_are_there() -> None:
@@ -92,40 +84,6 @@ def test_keys_come_from_team_and_tasks() -> None:
     keys = MetricKeys.of(("x_0",), tasks)
     assert keys.task_types == ("a", "b")
     assert keys.outcome_metrics[-1] == "relative"
-
-
-def test_artifact_rate_looks_at_each_roles_last_action() -> None:
-    turns = (make_turn(0, AGENTS[0], artifacts=()), make_turn(1, AGENTS[0]))
-    assert artifact_rate([make_episode(turns=turns)]) == 1.0
-    assert artifact_rate([]) is None
-
-
-@pytest.mark.parametrize(
-    ("successes", "trials", "interval"),
-    [(0, 10, (0.0, 0.2775)), (5, 10, (0.2366, 0.7634)), (10, 10, (0.7225, 1.0)), (0, 0, (0.0, 1.0))],
-)
-def test_wilson_against_known_values(successes: int, trials: int, interval: tuple[float, float]) -> None:
-    assert wilson(successes, trials) == pytest.approx(interval, abs=1e-4)
-
-
-def test_wilson_refuses_nonsense() -> None:
-    with pytest.raises(ValueError, match="3 successes of 2"):
-        wilson(3, 2)
-
-
-def test_bootstrap_resamples_tasks() -> None:
-    groups = [[0.0] * 8, [1.0] * 8, [0.0] * 8, [1.0] * 8]
-    low, high = bootstrap_interval(groups) or (math.nan, math.nan)
-    assert low == 0.0  # four tasks say much less than 32 independent episodes would
-    assert high == 1.0
-    assert bootstrap_interval(groups) == bootstrap_interval(groups)
-    assert bootstrap_interval([]) is None
-    assert bootstrap_interval([[0.5, 0.5]]) == (0.5, 0.5)
-
-
-def test_mean_skips_what_is_undefined() -> None:
-    assert mean([1.0, None, math.nan, 3.0]) == 2.0
-    assert mean([]) is None
 
 
 def test_events_hold_the_defined_figures(tmp_path: Path) -> None:

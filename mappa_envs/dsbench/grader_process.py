@@ -1,0 +1,71 @@
+"""`grading.judge` in a helper process, for submissions that come from agents.
+
+The process is killed when a submission takes too long or too much memory: the verdict is `too_large` then.
+Only a fault of the helper itself raises (`SandboxError`): that is not the agent's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mappa_envs.child import HelperOutOfMemory, HelperPool, HelperTimeout
+from mappa_envs.dsbench.grading import Figures, Grade, TaskSpec, judge
+from mappa_envs.dsbench.metrics import REPORT_KEYS
+from mappa_envs.errors import DataError
+
+TIMEOUT_S = 20.0
+"""The most time for a submission; what is written with `DataFrame.to_csv` takes milliseconds."""
+
+TIMEOUT_S_PER_MB = 2.0
+"""More time for each MB of answers: a right submission is as long as they are."""
+
+MEMORY_MB = 4096
+
+_helpers = HelperPool(__name__, memory_mb=MEMORY_MB)
+
+
+async def judge_apart(
+    submission: bytes, answers: Path, spec: TaskSpec, *, timeout_s: float | None = None
+) -> tuple[Grade, Figures]:
+    """The verdict on a submission and its figures, as `grading.judge` gives them.
+
+    `timeout_s`: None for `TIMEOUT_S`, more for long answers. Raises `DataError` on unusable answers,
+    `SandboxError` when the helper process failed.
+    """
+    limit = timeout_s or _timeout_s(answers)
+    arguments = {"answers": str(answers), "folder": os.getcwd(), "spec": dataclasses.asdict(spec)}
+    try:
+        found = await _helpers.acall("judge_here", arguments, data=submission, timeout_s=limit)
+    except HelperTimeout:
+        return _refused(f"the submission took longer than {limit:g} s to read")
+    except HelperOutOfMemory:
+        return _refused("the submission takes too much memory to read")
+    if "data_error" in found:
+        raise DataError(found["data_error"])
+    grade = found["grade"]
+    return Grade(**{**grade, "warnings": tuple(grade["warnings"])}), found["figures"]
+
+
+def _timeout_s(answers: Path) -> float:
+    try:
+        return max(TIMEOUT_S, TIMEOUT_S_PER_MB * answers.stat().st_size / 2**20)
+    except OSError as error:
+        raise DataError(f"{answers}: the answers cannot be read: {error}") from error
+
+
+def judge_here(submission: bytes, *, answers: str, folder: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The same in the helper, as JSON values. `folder` is where a relative path starts."""
+    try:
+        verdict, figures = judge(submission, Path(folder, answers), TaskSpec(**spec))
+    except DataError as error:
+        return {"data_error": str(error)}
+    return {"grade": dataclasses.asdict(verdict), "figures": figures}
+
+
+def _refused(what: str) -> tuple[Grade, Figures]:
+    advice = "write one row for each row of test.csv, with the id and the predictions only"
+    return Grade(False, "too_large", None, (), f"{what}: {advice}"), dict.fromkeys(REPORT_KEYS)

@@ -1,0 +1,366 @@
+"""How good is a team? Whole episodes on tasks of a split, graded by the environment, without a coach.
+
+    >>> result = mappa_envs.evaluate("dsbench-v0", policy, split="test", episodes=64)
+    >>> result.table.overall.success_rate, result.table.overall.figures["fair_accuracy"]
+    (0.656, 0.719)
+    >>> rich.print(result.table)
+
+A policy is called as `policy(agent, messages)` and returns the agent's whole message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mappa_envs.blocking import wait_for
+from mappa_envs.errors import ConfigError, SandboxError
+from mappa_envs.registry import make
+from mappa_envs.stats import bootstrap_interval, mean, wilson
+from mappa_envs.types import Episode, StopReason
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+    from mappa_envs.pipeline import PipelineEnv
+
+MAX_INFRA_RETRIES = 2
+
+Policy = Callable[[str, list[dict[str, str]]], str | Awaitable[str]]
+"""`policy(agent, messages)` with chat messages `{"role", "content"}` → the agent's whole message."""
+
+Figures = Callable[[Sequence[Episode]], Mapping[str, float | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRow:
+    """What some episodes showed: all, those of a task type, or those of a task.
+
+    `success_interval` is Wilson's, which takes episodes as independent; `outcome_interval` a bootstrap over
+    tasks (over the episodes, where there is one task alone), None of a single value. Both are for 95 %.
+    `valid_artifacts` is the share of required files that were valid after each role's last action. `figures`
+    are those of the environment. Undefined = None.
+    """
+
+    name: str
+    task_type: str | None = None
+    num_episodes: int
+    num_tasks: int
+    num_successes: int
+    success_rate: float | None
+    success_interval: tuple[float, float]
+    outcome: float | None
+    outcome_interval: tuple[float, float] | None
+    valid_artifacts: float | None
+    figures: Mapping[str, float | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, name: str, episodes: Sequence[Episode], figures: Figures, task_type: str | None = None
+    ) -> EvalRow:
+        """The row of these episodes."""
+        groups: dict[str, list[float]] = {}
+        for episode in episodes:
+            groups.setdefault(episode.task_id, []).append(episode.outcome or 0.0)
+        num_successes = sum(episode.success for episode in episodes)
+        return cls(
+            name=name,
+            task_type=task_type,
+            num_episodes=len(episodes),
+            num_tasks=len(groups),
+            num_successes=num_successes,
+            success_rate=mean(episode.success for episode in episodes),
+            success_interval=wilson(num_successes, len(episodes)),
+            outcome=mean(value for values in groups.values() for value in values),
+            outcome_interval=bootstrap_interval(list(groups.values())),
+            valid_artifacts=artifact_rate(episodes),
+            figures=dict(figures(episodes)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A flat dict; intervals as `…_low` and `…_high`."""
+        outcome_low, outcome_high = self.outcome_interval or (None, None)
+        return {
+            **self.figures,
+            "task_type": self.task_type,
+            "num_episodes": self.num_episodes,
+            "num_tasks": self.num_tasks,
+            "num_successes": self.num_successes,
+            "success_rate": self.success_rate,
+            "success_low": self.success_interval[0],
+            "success_high": self.success_interval[1],
+            "outcome": self.outcome,
+            "outcome_low": outcome_low,
+            "outcome_high": outcome_high,
+            "valid_artifacts": self.valid_artifacts,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalTable:
+    """The rows of an evaluation, task types and tasks in alphabetical order. `rich.print` shows it."""
+
+    overall: EvalRow
+    task_types: tuple[EvalRow, ...]
+    tasks: tuple[EvalRow, ...]
+
+    @classmethod
+    def of(cls, episodes: Sequence[Episode], figures: Figures = lambda episodes: {}) -> EvalTable:
+        """The table of finished episodes. Those whose sandbox failed count nowhere."""
+        counted = [episode for episode in episodes if episode.stop_reason is not StopReason.INFRA]
+        kinds, tasks = _grouped(counted, "task_type"), _grouped(counted, "task_id")
+        return cls(
+            overall=EvalRow.of("all", counted, figures),
+            task_types=tuple(EvalRow.of(name, mine, figures, name) for name, mine in kinds),
+            tasks=tuple(EvalRow.of(name, mine, figures, mine[0].task_type) for name, mine in tasks),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts: `overall`, and by name `task_types` and `tasks`. No NaN."""
+        return {
+            "overall": self.overall.to_json(),
+            "task_types": {row.name: row.to_json() for row in self.task_types},
+            "tasks": {row.name: row.to_json() for row in self.tasks},
+        }
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+
+        return Group(_summary(self), *(_by_task(self, row.name) for row in self.task_types))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalResult:
+    """The episodes in the order of the plan, and their table."""
+
+    episodes: tuple[Episode, ...]
+    table: EvalTable
+
+
+def evaluate(
+    env: PipelineEnv | str,
+    policies: Policy | Mapping[str, Policy],
+    *,
+    split: str | None = None,
+    episodes: int | None = None,
+    num_concurrent: int = 8,
+    seed: int = 0,
+) -> EvalResult:
+    """Play whole episodes with a team of policies and sum up what the grader says of them.
+
+    Nobody scores the actions: the env's coach is not asked. Many episodes run at once, in one sandbox.
+
+    Parameters
+    ----------
+    env : an id for `make`, or an environment, which stays open and as it is.
+    policies : one for all agents, or one each by agent name. A coroutine function runs for many episodes at
+        the same time; a plain function is called in a thread, once at a time.
+    split : only tasks of this split; None = "test" for an id, all tasks of an environment.
+    episodes : how many, the tasks in turn, in an order that `seed` shuffles; None = each task once.
+    num_concurrent : episodes at once.
+
+    Raises `ConfigError` on arguments that make no sense, `SandboxError` when the sandbox failed
+    `MAX_INFRA_RETRIES` + 1 times on one episode, and whatever a policy raises, with its traceback.
+    """
+    return wait_for(
+        aevaluate(env, policies, split=split, episodes=episodes, num_concurrent=num_concurrent, seed=seed)
+    )
+
+
+async def aevaluate(
+    env: PipelineEnv | str,
+    policies: Policy | Mapping[str, Policy],
+    *,
+    split: str | None = None,
+    episodes: int | None = None,
+    num_concurrent: int = 8,
+    seed: int = 0,
+) -> EvalResult:
+    """`evaluate` in the caller's event loop."""
+    for name, number in (("episodes", episodes), ("num_concurrent", num_concurrent)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{name} must be at least 1, got {number}")
+    subject = make(env, split=split or "test", coach=None) if isinstance(env, str) else env
+    try:
+        by_agent = _by_agent(policies, subject.possible_agents)
+        plan = _plan(subject, split, episodes, seed)
+        done = await _play_all(subject, by_agent, plan, num_concurrent)
+        return EvalResult(episodes=tuple(done), table=EvalTable.of(done, subject.figures))
+    finally:
+        if subject is not env:
+            await subject.aclose()
+
+
+def artifact_rate(episodes: Sequence[Episode]) -> float | None:
+    """The share of required files that were valid after the last action of each role that acted."""
+    marks: list[float] = []
+    for episode in episodes:
+        last = {turn.agent: turn for turn in episode.turns}
+        marks += [artifact.status == "valid" for turn in last.values() for artifact in turn.artifacts]
+    return mean(marks)
+
+
+def _by_agent(policies: Policy | Mapping[str, Policy], agents: Sequence[str]) -> dict[str, Policy]:
+    if not isinstance(policies, Mapping):
+        return dict.fromkeys(agents, policies)
+    if set(policies) != set(agents):
+        raise ConfigError(
+            f"policies: one for each of {', '.join(agents)} is needed, got {', '.join(map(str, policies))}"
+        )
+    return dict(policies)
+
+
+def _plan(env: PipelineEnv, split: str | None, episodes: int | None, seed: int) -> list[tuple[str, int]]:
+    """Task and seed of each episode."""
+    tasks = [task.task_id for task in env.tasks if split in (None, task.split)]
+    if not tasks:
+        have = ", ".join(sorted({task.split for task in env.tasks}))
+        raise ConfigError(f"split: the environment has no task of {split!r}, only of {have}")
+    random.Random(seed).shuffle(tasks)
+    return [(tasks[k % len(tasks)], seed + k) for k in range(episodes or len(tasks))]
+
+
+async def _play_all(
+    env: PipelineEnv, policies: Mapping[str, Policy], plan: Sequence[tuple[str, int]], num_concurrent: int
+) -> list[Episode]:
+    todo: Iterator[tuple[int, tuple[str, int]]] = iter(enumerate(plan))
+    done: dict[int, Episode] = {}
+    # One thread: a plain function need not stand being called twice at a time.
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="policy")
+
+    async def work() -> None:
+        mine = env.sibling(coach=None)
+        try:
+            for index, (task_id, seed) in todo:
+                done[index] = await _play(mine, policies, task_id, seed, thread)
+        finally:
+            await mine.aclose()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(num_concurrent, len(plan))):
+                group.create_task(work())
+    except BaseExceptionGroup as errors:
+        # One reason is enough: the others are the episodes that were cancelled with it.
+        raise errors.exceptions[0] from None
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
+    return [done[index] for index in range(len(plan))]
+
+
+async def _play(
+    env: PipelineEnv, policies: Mapping[str, Policy], task_id: str, seed: int, thread: ThreadPoolExecutor
+) -> Episode:
+    """One episode that no fault of the sandbox ended."""
+    fault: SandboxError | None = None
+    for _ in range(1 + MAX_INFRA_RETRIES):
+        try:
+            await env.areset(seed=seed, options={"task_id": task_id})
+        except SandboxError as error:
+            fault = error
+            continue
+        while env.episode.stop_reason is None:
+            agent = env.agent_selection
+            await env.astep(await _ask(policies[agent], agent, env.infos[agent]["messages"], thread))
+        if env.episode.stop_reason is not StopReason.INFRA:
+            return env.episode
+        fault = SandboxError(env.episode.turns[-1].unscored_reason or "the sandbox failed")
+    raise SandboxError(
+        f"task {task_id}: the sandbox failed {MAX_INFRA_RETRIES + 1} times: {fault}"
+    ) from fault
+
+
+async def _ask(policy: Policy, agent: str, messages: list[dict[str, str]], thread: ThreadPoolExecutor) -> Any:
+    if inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(type(policy).__call__):
+        answer: Any = policy(agent, messages)
+    else:
+        answer = await asyncio.get_running_loop().run_in_executor(thread, _call, policy, agent, messages)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _call(policy: Policy, agent: str, messages: list[dict[str, str]]) -> Any:
+    try:
+        return policy(agent, messages)
+    except StopIteration as error:
+        # A future cannot carry one: whoever waits for it would wait for ever.
+        raise RuntimeError(f"the policy of {agent} raised StopIteration") from error
+
+
+def _grouped(episodes: Sequence[Episode], key: str) -> list[tuple[str, list[Episode]]]:
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(getattr(episode, key), []).append(episode)
+    return sorted(groups.items())
+
+
+# How a table looks. Names of tasks are not ours: `Text` is never read as markup.
+
+
+def _summary(table: EvalTable) -> Table:
+    from rich.table import Table
+
+    rows = (table.overall, *table.task_types)
+    shown = Table("")
+    for row in rows:
+        shown.add_column(_plain(row.name), justify="right")
+    shown.add_row("episodes", *(str(row.num_episodes) for row in rows))
+    shown.add_row("tasks", *(str(row.num_tasks) for row in rows))
+    shown.add_row(
+        "success, %", *(_plain(_interval(row.success_rate, row.success_interval, 100)) for row in rows)
+    )
+    shown.add_row("outcome (0–1)", *(_plain(_interval(row.outcome, row.outcome_interval)) for row in rows))
+    shares = (None if row.valid_artifacts is None else 100 * row.valid_artifacts for row in rows)
+    shown.add_row("valid files, %", *(_number(share) for share in shares), end_section=True)
+    for name in table.overall.figures:
+        shown.add_row(_title(name), *(_number(row.figures.get(name)) for row in rows))
+    shown.caption = _plain("[low, high]: 95 % intervals; fair: failed runs count")
+    return shown
+
+
+def _by_task(table: EvalTable, task_type: str) -> Table:
+    """The tasks of one type, with the figures that one of them has. The fair ones are for many tasks."""
+    from rich.table import Table
+
+    rows = [row for row in table.tasks if row.task_type == task_type]
+    names = [
+        name
+        for name in table.overall.figures
+        if not name.startswith("fair_") and any(row.figures.get(name) is not None for row in rows)
+    ]
+    shown = Table(title=_plain(task_type), title_justify="left", box=None)
+    shown.add_column("task", no_wrap=True)
+    for name in ("runs", "success", "outcome", *names):
+        shown.add_column(_title(name), justify="right")
+    for row in rows:
+        counts = (str(row.num_episodes), str(row.num_successes), _number(row.outcome))
+        shown.add_row(_plain(row.name), *counts, *(_number(row.figures.get(name)) for name in names))
+    return shown
+
+
+def _plain(words: str) -> Text:
+    from rich.text import Text
+
+    return Text("".join(char if char.isprintable() else "?" for char in words))
+
+
+def _title(name: str) -> Text:
+    return _plain(name.replace("_", " ").replace(" pct", ", %"))
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _interval(value: float | None, interval: tuple[float, float] | None, scale: int = 1) -> str:
+    if value is None:
+        return "–"
+    digits = 0 if scale == 100 else 2
+    bounds = ", ".join(f"{scale * bound:.{digits}f}" for bound in interval or ())
+    return f"{scale * value:.{digits}f}" + (f" [{bounds}]" if bounds else "")
