@@ -37,7 +37,8 @@ def test_shared_files_are_seen_and_cannot_be_changed(kind: str, tmp_path: Path) 
                 assert await one.inspect("report(open('train.csv').readline())") == "a,b\n"
                 assert (await other.run("import os; print(os.listdir('.'))")).stdout == "[]\n"
                 if kind == "namespace":  # in a container each may read them under a number
-                    assert (await one.run("import os; print(os.path.exists('/shared/0'))")).stdout == "False\n"
+                    look = await one.run("import os; print(os.path.exists('/shared/0'))")
+                    assert look.stdout == "False\n"
             async with await sandbox.open(files) as again:
                 assert (await again.run("print(open('train.csv').readline())")).stdout == "a,b\n\n"
         assert table.read_bytes().startswith(b"a,b\n1,2\n")
