@@ -34,6 +34,7 @@ OUTPUT_FACTOR = 1000
 """A run that prints more than this times what is kept is killed."""
 
 _FILES_PER_REQUEST = MAX_FDS // 2
+_FEW_FILES = 50
 _MAX_NAME_BYTES = 200  # so that the names of a request fit into its message
 _log = logging.getLogger(__name__)
 
@@ -209,7 +210,11 @@ class EngineWorkspace(Workspace):
             limits = self._engine.limits
             death = await self._execute(blocks, limits.time_s, MAX_CLAIM_BYTES, trusted=False)
             # Whatever it left running is dead: nothing can change under our eyes.
-            files = await asyncio.to_thread(self._look_what_changed)
+            before, self._before = self._before, await self._snapshot()
+            # Contents are read only where something changed.
+            files: tuple[FileRecord, ...] = ()
+            if before != self._before:
+                files = await asyncio.to_thread(compare, self._root_fd, before, self._before)
             exception = _exception_name(death.report)
             return ToolResult(
                 stdout=death.stdout,
@@ -221,9 +226,11 @@ class EngineWorkspace(Workspace):
                 files=files,
             )
 
-    def _look_what_changed(self) -> tuple[FileRecord, ...]:
-        before, self._before = self._before, take_snapshot(self._root_fd)
-        return compare(self._root_fd, before, self._before)
+    async def _snapshot(self) -> Snapshot:
+        """Here where there were few files: the way to another thread and back would take longer."""
+        if len(self._before.entries) <= _FEW_FILES:
+            return take_snapshot(self._root_fd)
+        return await asyncio.to_thread(take_snapshot, self._root_fd)
 
     async def _inspect(self, script: str, time_s: float) -> Any:
         async with self._busy, self._engine.turns:

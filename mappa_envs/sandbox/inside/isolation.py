@@ -186,8 +186,7 @@ class Namespaces(Isolation):
         linux.unshare(linux.CLONE_NEWUSER, "worker's user")
         lines = {"setgroups": "deny", "uid_map": f"{_AGENT_UID} {uid} 1", "gid_map": f"{_AGENT_UID} {uid} 1"}
         for name, text in lines.items():
-            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                file.write(text)
+            linux.write(f"/proc/self/{name}", text)
 
 
 class Uids(Isolation):
