@@ -27,7 +27,7 @@ def evaluate(
             1,
             num_episodes=episodes,
             samples_per_task=1,
-            task_ids=[task.task_id for task in team.envs[0].tasks],
+            tasks=team.envs[0].tasks,
             team=team.envs[0].possible_agents,
             exploring_starts=0.0,
             seed=config.seed,

@@ -22,7 +22,18 @@ if TYPE_CHECKING:
     from mappa_train.types import EpisodeRollout, UpdateStats
 
 MetricLine = dict[str, float | int | None]
-OUTCOME_METRICS = ("accuracy", "f1", "roc_auc", "mae", "rmse", "rmse_pct", "r2", "relative")
+OUTCOME_METRICS = (
+    "accuracy",
+    "f1",
+    "roc_auc",
+    "mae",
+    "rmse",
+    "rmse_pct",
+    "mae_pct",
+    "r2",
+    "relative",
+    "suspicious",
+)
 """Figures that several tasks share; each task's own metric is added to them."""
 
 TIMES = ("rollout", "coach", "sandbox", "learn", "sync")

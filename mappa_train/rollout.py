@@ -16,7 +16,8 @@ import numpy as np
 
 from mappa_envs.errors import SandboxError
 from mappa_envs.pipeline import PipelineEnv
-from mappa_envs.types import StopReason
+from mappa_envs.sampling import stratified
+from mappa_envs.types import StopReason, Task
 from mappa_train.engine.base import Engine
 from mappa_train.tokens import ChatTokenizer
 from mappa_train.types import Action, EpisodeRollout, Generation, GenerationRequest
@@ -93,28 +94,25 @@ def plan_step(
     *,
     num_episodes: int,
     samples_per_task: int,
-    task_ids: Sequence[str],
+    tasks: Sequence[Task],
     team: Sequence[str],
     exploring_starts: float,
     seed: int,
 ) -> list[EpisodePlan]:
     """Tasks and starts of the episodes of one step (from 1). A pure function of its arguments.
 
-    Tasks are walked through in a shuffled order that changes with every pass; each gets
+    Tasks are drawn by `stratified`: the task types in every step as in all tasks. Each task gets
     `samples_per_task` episodes in a row. With probability `exploring_starts` an episode begins at a role
     drawn from the team.
     """
     size = min(samples_per_task, num_episodes)
-    per_step = -(-num_episodes // size)
+    drawn = stratified(tasks, -(-num_episodes // size), seed, step)
     plans = []
     for k in range(num_episodes):
         index = (step - 1) * num_episodes + k
-        position = (step - 1) * per_step + k // size
-        epoch, place = divmod(position, len(task_ids))
-        order = np.random.default_rng([seed, 1, epoch]).permutation(len(task_ids))
         rng = np.random.default_rng([seed, 2, index])
         start = team[int(rng.integers(len(team)))] if rng.random() < exploring_starts else None
-        plans.append(EpisodePlan(index=index, task_id=task_ids[int(order[place])], start_role=start))
+        plans.append(EpisodePlan(index=index, task_id=drawn[k // size].task_id, start_role=start))
     return plans
 
 

@@ -145,7 +145,7 @@ def _rollout(
         step,
         num_episodes=config.episodes_per_step,
         samples_per_task=config.samples_per_task,
-        task_ids=[task.task_id for task in team.envs[0].tasks],
+        tasks=team.envs[0].tasks,
         team=team.envs[0].possible_agents,
         exploring_starts=config.exploring_starts,
         seed=config.seed,

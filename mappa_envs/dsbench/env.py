@@ -49,10 +49,11 @@ from typing import Any
 
 from mappa_envs.coach.base import Coach
 from mappa_envs.dsbench import artifacts, prompts, scores
+from mappa_envs.dsbench.csv_files import read_columns, read_header
 from mappa_envs.dsbench.grader_process import judge_apart
 from mappa_envs.dsbench.grading import MAX_BYTES, Grade, TaskSpec
 from mappa_envs.dsbench.metrics import REPORT_KEYS
-from mappa_envs.dsbench.tasks import DSBenchTask, load_tasks, read_columns, read_header
+from mappa_envs.dsbench.tasks import DSBenchTask, load_tasks, too_good
 from mappa_envs.errors import ConfigError
 from mappa_envs.pipeline import PipelineEnv
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
@@ -164,13 +165,18 @@ def _own(task: Task) -> DSBenchTask:
 
 def _outcome(task: DSBenchTask, verdict: Grade, figures: Mapping[str, float | None]) -> Outcome:
     relative = task.relative(verdict.score) if verdict.valid else None
+    suspicious = verdict.valid and too_good(task, verdict.score)
+    words = [verdict.message, *verdict.warnings]
+    if suspicious:
+        words.append("suspicious: such a score is hardly to be had without the answers")
     known = dict.fromkeys(REPORT_KEYS) | dict(figures)
     return Outcome(
         value=min(1.0, max(0.0, relative or 0.0)),
         success=verdict.valid,
         code=verdict.code,
-        message="; ".join(filter(None, (verdict.message, *verdict.warnings))),
-        metrics=known | {task.spec.metric: verdict.score, "relative": relative},
+        message="; ".join(filter(None, words)),
+        metrics=known
+        | {task.spec.metric: verdict.score, "relative": relative, "suspicious": float(suspicious)},
     )
 
 

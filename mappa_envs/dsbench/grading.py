@@ -44,7 +44,6 @@ __all__ = [
     "grade",
     "judge",
     "perfect_submission",
-    "read_column",
     "report",
 ]
 
@@ -163,15 +162,6 @@ def _score(aligned: _Aligned, spec: TaskSpec) -> float:
         raise Invalid("undefined_score", f"{spec.metric} is not defined for this task, whatever is predicted")
     advice = "predict values of the size of the target in train.csv"
     raise Invalid("undefined_score", f"{spec.metric} cannot be computed from these predictions: {advice}")
-
-
-def read_column(path: Path, name: str) -> list[str]:
-    """The cells of one column as ids and labels compare. Raises `DataError` without it."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        return parse(text, name, (), warnings=[], keep=sys.maxsize)[0]
-    except (OSError, UnicodeDecodeError, Invalid) as fault:
-        raise DataError(f"{path}: unusable table: {fault}") from fault
 
 
 def perfect_submission(answers: Path, spec: TaskSpec) -> bytes:

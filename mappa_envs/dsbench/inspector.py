@@ -200,6 +200,19 @@ def model(job: dict[str, Any], out: dict[str, Any]) -> None:
     out["problem"] = "; ".join(_judge_predictions(path, found, table.shape[0], job, value))
 
 
+def _is_constant(table: Any) -> bool:
+    """Every column has one value, but for rounding."""
+    import numpy as np
+
+    for _, column in table.items():
+        if column.dtype.kind not in "biuf":
+            if column.nunique() > 1:
+                return False
+        elif not np.allclose(column, column.iloc[0], rtol=1e-9, atol=0):
+            return False
+    return True
+
+
 def _check_fitted(path: str, value: Any) -> None:
     from sklearn.exceptions import NotFittedError
     from sklearn.utils.validation import check_is_fitted
@@ -218,7 +231,7 @@ def _judge_predictions(path: str, found: Any, rows: int, job: dict[str, Any], va
     if pd.isna(found).any():
         raise Fault(f"predict(X_test) of {path} gives missing values")
     remarks = []
-    if rows > 1 and (pd.DataFrame(found).nunique() < 2).all():
+    if rows > 1 and _is_constant(pd.DataFrame(found)):
         remarks.append(CONSTANT)
     wanted = 1 if job["family"] != "number" else len(job["targets"])
     if found.ndim == 2 and found.shape[1] != wanted:

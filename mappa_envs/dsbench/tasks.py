@@ -6,16 +6,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from mappa_envs.dsbench import metrics
-from mappa_envs.dsbench.csv_files import Column, read_columns, read_header
+from mappa_envs.dsbench.csv_files import Column
 from mappa_envs.dsbench.grading import TaskSpec
 from mappa_envs.dsbench.metrics import Family
 from mappa_envs.errors import ConfigError, DataError
@@ -27,9 +25,6 @@ __all__ = [
     "DSBenchTask",
     "load_tasks",
     "make_prompt",
-    "read_columns",
-    "read_header",
-    "stratified",
     "too_good",
 ]
 
@@ -37,7 +32,6 @@ SPLITS = ("train", "val", "test")
 HARD_SHARE, SUSPICIOUS_SHARE = 0.15, 0.05
 """See `too_good`."""
 
-AnyTask = TypeVar("AnyTask", bound=Task)
 _log = logging.getLogger(__name__)
 _LISTED_COLUMNS = 12
 _SHORTENED_TO = 8
@@ -82,48 +76,6 @@ def too_good(task: DSBenchTask, score: float | None) -> bool:
     left_by_reference = (perfect - task.reference) / (perfect - task.dummy)
     left = (perfect - score) / (perfect - task.dummy)
     return left_by_reference >= HARD_SHARE and left < SUSPICIOUS_SHARE * left_by_reference
-
-
-def stratified(tasks: Sequence[AnyTask], count: int, seed: int, step: int) -> list[AnyTask]:
-    """The `count` tasks of a training step (from 1), the task types in every step as in all tasks.
-
-    Every task is drawn once before any is drawn again, and no task twice in a step of up to `len(tasks)`. A
-    pure function: each pass over the tasks has an order of its own, which follows from `seed`.
-
-    >>> tasks = load_tasks(split="train")
-    >>> [task.task_type for task in stratified(tasks, 4, seed=0, step=1)]
-    ['classification', 'regression', 'classification', 'regression']
-    """
-    if not tasks or count < 1 or step < 1:
-        got = f"{len(tasks)} tasks, count {count}, step {step}"
-        raise ConfigError(f"stratified: {got}; each must be 1 or more")
-    waiting: list[AnyTask] = []
-    drawn: list[AnyTask] = []
-    passes = 0
-    for _ in range(step):
-        drawn = []
-        while len(drawn) < count:
-            if not waiting:
-                fresh = _one_pass(tasks, seed, passes)
-                passes += 1
-                taken = {task.task_id for task in drawn}
-                # What this step has already comes last, so that it is not drawn twice in it.
-                waiting = sorted(fresh, key=lambda task: task.task_id in taken)
-            drawn.append(waiting.pop(0))
-    return drawn
-
-
-def _one_pass(tasks: Sequence[AnyTask], seed: int, number: int) -> list[AnyTask]:
-    """Every task once, the types spread evenly, each type in a random order."""
-
-    def draw(task: AnyTask) -> str:
-        return hashlib.sha256(f"{seed}|{number}|{task.task_id}".encode()).hexdigest()
-
-    places = []
-    for kind in sorted({task.task_type for task in tasks}):
-        of_kind = sorted((task for task in tasks if task.task_type == kind), key=draw)
-        places += [((i + 0.5) / len(of_kind), kind, task) for i, task in enumerate(of_kind)]
-    return [task for _, _, task in sorted(places, key=lambda place: place[:2])]
 
 
 def load_tasks(

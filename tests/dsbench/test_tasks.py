@@ -14,8 +14,9 @@ import pytest
 from mappa_envs.dsbench import baselines, metrics, suite, tables
 from mappa_envs.dsbench.grading import TaskSpec
 from mappa_envs.dsbench.recipes import RECIPES
-from mappa_envs.dsbench.tasks import Column, DSBenchTask, load_tasks, make_prompt, stratified, too_good
+from mappa_envs.dsbench.tasks import Column, DSBenchTask, load_tasks, make_prompt, too_good
 from mappa_envs.errors import ConfigError, DataError, UnavailableError
+from mappa_envs.sampling import stratified
 from mappa_envs.types import Task
 
 

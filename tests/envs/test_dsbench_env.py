@@ -12,6 +12,8 @@ from team_fakes import MakeEnv
 import mappa_envs
 from mappa_envs.__main__ import main
 from mappa_envs.dsbench.env import DSBenchEnv
+from mappa_envs.dsbench.env import _outcome as judge_outcome
+from mappa_envs.dsbench.grading import Grade
 from mappa_envs.dsbench.prompts import starter_code
 from mappa_envs.dsbench.tasks import DSBenchTask, load_tasks
 from mappa_envs.errors import ConfigError, SandboxUnavailable
@@ -112,3 +114,12 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "digits" in capsys.readouterr().out
     assert main(["data", "check", "/nowhere/at/all"]) == 2
     assert "no tasks" in capsys.readouterr().err
+
+
+def test_a_score_too_good_to_be_true_is_flagged() -> None:
+    task = TASKS["titanic-age"]
+    for score, suspicious in ((0.0, 1.0), (task.reference, 0.0)):
+        outcome = judge_outcome(task, Grade(True, "ok", score, (), ""), {})
+        assert outcome.success
+        assert outcome.metrics["suspicious"] == suspicious
+        assert ("suspicious" in outcome.message) == bool(suspicious)

@@ -24,6 +24,10 @@ TEAM = ("writer_0", "checker_0")
 TASKS = tuple(f"task{k}" for k in range(5))
 
 
+def toy(name: str) -> Task:
+    return Task(task_id=name, task_type="toy", split="train", prompt=f"Do {name}.")
+
+
 class TwoEnv(PipelineEnv):
     """A writer and a checker without required files; every call takes as long as `delays` says."""
 
@@ -31,7 +35,7 @@ class TwoEnv(PipelineEnv):
 
     def __init__(self, delays: Sequence[float] = (0.0,), **options: Any) -> None:
         roles = [Role(name=name, title=name, duty="Work.") for name in TEAM]
-        tasks = [Task(task_id=name, task_type="toy", split="train", prompt=f"Do {name}.") for name in TASKS]
+        tasks = [toy(name) for name in TASKS]
         self.delays, self.calls = delays, 0
         super().__init__(roles, tasks, **options)
 
@@ -236,7 +240,7 @@ def plan(step: int = 1, **changes: Any) -> list[EpisodePlan]:
     known: dict[str, Any] = {
         "num_episodes": 12,
         "samples_per_task": 4,
-        "task_ids": TASKS,
+        "tasks": [toy(name) for name in TASKS],
         "team": TEAM,
         "exploring_starts": 0.5,
         "seed": 0,

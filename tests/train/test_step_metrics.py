@@ -83,7 +83,7 @@ def test_keys_come_from_team_and_tasks() -> None:
     tasks = [Task(task_id=str(k), task_type=kind, split="train", prompt="") for k, kind in enumerate("baa")]
     keys = MetricKeys.of(("x_0",), tasks)
     assert keys.task_types == ("a", "b")
-    assert keys.outcome_metrics[-1] == "relative"
+    assert keys.outcome_metrics[-2:] == ("relative", "suspicious")
 
 
 def test_events_hold_the_defined_figures(tmp_path: Path) -> None:
