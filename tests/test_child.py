@@ -127,6 +127,7 @@ def test_threads_and_loops_share_a_pool() -> None:
     pool.close()
 
 
+@pytest.mark.slow
 def test_time_spent_waiting_for_a_free_helper_does_not_count(pool: HelperPool) -> None:
     async def both() -> list[int]:
         pid_of(pool)
@@ -190,6 +191,7 @@ def test_a_forked_copy_has_helpers_of_its_own() -> None:
     assert pids["forked"] != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [False, True])
 def test_helpers_end_with_an_owner_that_is_killed(busy: bool) -> None:
     hang = "pool.call('spin', {}, timeout_s=1.5)\n" if busy else "time.sleep(600)\n"

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+
+from mappa_envs.testing import FakeCoach, api_test
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -38,3 +46,109 @@ def test_the_expert_team_is_evaluated() -> None:
     assert rows["episodes"].split("│")[2].strip() == "2"
     assert rows["success, %"].split("│")[2].split() == ["100", "[34,", "100]"]
     assert done.stdout.count("runs") >= 1
+
+
+def run(name: str, *options: str) -> str:
+    """What the example prints."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *options], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_five_roles_loop_back() -> None:
+    shown = run("five_role_team.py")
+    agents = [line.split()[2] for line in shown.splitlines() if line.startswith("--- ")]
+    loop = ["solver_0", "checker_0"]
+    assert agents == ["reader_0", *loop, *loop, "writer_0", "signer_0"]
+    assert "=== done: outcome 1 (ok), success True ===" in shown
+
+
+def test_seats_share_a_policy() -> None:
+    assert run("shared_policy_team.py") == "3 episodes, success 100%\n"
+
+
+def test_one_agent_is_the_baseline_of_five() -> None:
+    team, alone = run("single_agent.py").splitlines()
+    assert team == "five roles: success 100%, 6.3 actions an episode"
+    assert alone == "one agent: success 33%, 1.0 actions an episode"
+
+
+@pytest.mark.parametrize("name", ["five_role_team", "shared_policy_team", "single_agent"])
+def test_a_new_team_takes_less_than_60_lines(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize("name", ["five_role_team", "shared_policy_team", "reinforce"])
+def test_the_teams_of_the_examples_keep_every_promise(name: str) -> None:
+    if name == "reinforce":
+        pytest.importorskip("torch", reason="the example needs torch")
+    api_test(importlib.import_module(name).make_env)
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_team_of_one_keeps_every_promise() -> None:
+    single, five = importlib.import_module("single_agent"), importlib.import_module("five_role_team")
+    api_test(lambda: five.make_env(single.ALONE, coach=FakeCoach(3.0)))
+
+
+@pytest.mark.slow
+def test_reinforce_learns() -> None:
+    pytest.importorskip("torch", reason="the example needs torch")
+    first, *_, last, result = run("reinforce.py").splitlines()
+    assert all(float(score) < 3 for score in first.split()[5::2])
+    assert all(float(score) > 8 for score in last.split()[5::2])
+    assert result == "10 tasks, success 100%"
+
+
+class _Endpoint(BaseHTTPRequestHandler):
+    """The chat completions of an OpenAI-compatible server."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        cast(Any, self.server).asked.append((self.path, asked))
+        message = {"role": "assistant", "content": "I hand over."}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        answer = {"id": "x", "object": "chat.completion", "created": 0, "model": asked["model"]}
+        body = json.dumps({**answer, "choices": [choice], "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Endpoint)
+    server.asked = []
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.slow
+def test_an_endpoint_plays_every_seat(endpoint: Any) -> None:
+    pytest.importorskip("litellm", reason="the example needs litellm")
+    url = f"http://127.0.0.1:{endpoint.server_address[1]}/v1"
+    shown = run("openai_agent.py", "--model", "openai/tiny", "--base-url", url, "--tasks", "2")
+    assert "success" in shown
+    paths, asked = zip(*endpoint.asked, strict=True)
+    assert set(paths) == {"/v1/chat/completions"}
+    assert {request["model"] for request in asked} == {"tiny"}
+    assert len(asked) == 6
+    assert {message["role"] for request in asked for message in request["messages"]} == {"system", "user"}

@@ -99,6 +99,8 @@ class Container:
             raise
         if first["op"] == "failed":
             await self.stop("it could not start")
+            if first["error"].startswith("packages:"):
+                raise ConfigError(first["error"])
             raise SandboxUnavailable(
                 f"the sandbox does not start in image {image!r}: {first['error']}."
                 " Build the image again: python -m mappa_envs build-image"

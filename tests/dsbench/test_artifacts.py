@@ -236,6 +236,7 @@ pd.to_pickle(model, "model.pkl")
 """
 
 
+@pytest.mark.slow
 def test_endless_work_ends_and_harms_no_other(task: TinyTask, bench: Bench) -> None:
     async def scenario() -> dict[str, str]:
         async with await bench.sandbox.open(task.files) as workspace:

@@ -93,6 +93,7 @@ def _build(_: int) -> str:
     return str(suite.ensure_built())
 
 
+@pytest.mark.slow
 def test_two_processes_may_build_at_once(one_table: Path) -> None:
     with ProcessPoolExecutor(2) as pool:
         folders = set(pool.map(_build, range(4)))

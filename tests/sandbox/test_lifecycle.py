@@ -58,6 +58,7 @@ async def _die(sandbox: Sandbox, kill: Callable[[], Any]) -> None:
         assert [(await other.run(look)).stdout for other in (one, two)] == ["[]\n"] * 2
 
 
+@pytest.mark.slow
 @only_namespace
 def test_a_dead_zygote_is_replaced(kind: str) -> None:
     async def scenario() -> None:

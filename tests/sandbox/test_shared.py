@@ -46,6 +46,7 @@ def test_shared_files_are_seen_and_cannot_be_changed(kind: str, tmp_path: Path) 
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_removed_shared_file_is_the_agents_loss(kind: str, tmp_path: Path) -> None:
     table = tmp_path / "big.csv"
     table.write_bytes(b"a\n")

@@ -109,6 +109,7 @@ def test_output_keeps_head_and_tail_and_a_flood_ends_the_run(run: Run) -> None:
     assert (flood.limit, flood.exit_code, len(flood.stdout) < 17_000) == ("output", -9, True)
 
 
+@pytest.mark.slow
 def test_time_limit_keeps_the_output_and_kills_the_children(run: Run, tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning):
         hasty = UnsafeLocalSandbox(Limits(time_s=1.5))

@@ -33,8 +33,9 @@ MAX_MESSAGE_BYTES = 1 << 16
 MAX_FDS = 64
 WATCH_INTERVAL_S = 0.05
 START_TIMEOUT_S = 30.0
-EARLY_TRIES = 2000
-"""Looks at a worker that said that it ends, some microseconds each."""
+EARLY_S, GRACE_S = 0.002, 5.0
+"""How long we look at a worker that said that it ends; and how long it may take where others need the
+processor, before it is killed."""
 
 
 @dataclass(eq=False)
@@ -306,15 +307,16 @@ class Zygote:
     def end_early(self, step: Step, word: str) -> None:
         """Answer as soon as nothing of the run can act any more; freeing its memory takes longer.
 
-        A worker that does not end at its word, or leaves something behind, is killed, and the answer
-        comes when all are dead.
+        Where the worker takes its time, or leaves something behind, the answer comes when all are dead.
         """
-        for _ in range(EARLY_TRIES):
-            if watchdog.is_ending(step.pid):
-                break
+        until = time.monotonic() + EARLY_S
+        while not watchdog.is_ending(step.pid):
+            if time.monotonic() > until:
+                step.deadline = min(step.deadline, until + GRACE_S)
+                return
             os.sched_yield()
         others = set(watchdog.pids_of(step.key, self.isolation.key_of)) - {step.pid, step.init}
-        if word.isdigit() and not others and watchdog.is_ending(step.pid):
+        if word.isdigit() and not others:
             step.status = int(word[:3]) & 255
             self.answer(step)
         self.kill(step)
@@ -351,14 +353,15 @@ def close_all(fds: Iterable[int]) -> None:
 def check_image(packages: Iterable[str], masks: Iterable[str], refused: Iterable[str]) -> None:
     """Does a container's image hold what it must, and nothing that gives tasks away?
 
-    Raises `ImportError`. On the host the root is made to measure, and all three are empty.
+    Raises `ImportError`, `LookupError` for a package. On the host, where the root is made to measure, all
+    three are empty.
     """
     for name in packages:
         try:
             importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            raise ImportError(
-                f"package {name!r} is not in the image: build one with --package {name}"
+            raise LookupError(
+                f"packages: {name!r} is not in the image: python -m mappa_envs build-image --package {name}"
             ) from None
     found = [name for name in refused if importlib.util.find_spec(name.replace("-", "_"))]
     folders = {os.path.join(entry, mask): mask for mask in masks for entry in sys.path}
@@ -407,9 +410,10 @@ def main() -> None:
         seccomp.make_ready()
         if len(os.listdir("/proc/self/task")) != 1:
             raise ImportError("a library started a thread, which forked workers cannot have")
-    except ImportError as error:
+    except (ImportError, LookupError) as error:
+        text = f"import: {error}" if isinstance(error, ImportError) else str(error.args[0])
         with socket.socket(fileno=config["control_fd"]) as control:
-            control.send(json.dumps({"op": "failed", "errno": 0, "error": f"import: {error}"}).encode())
+            control.send(json.dumps({"op": "failed", "errno": 0, "error": text}).encode())
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(config["control_fd"], False)

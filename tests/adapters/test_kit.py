@@ -1,0 +1,126 @@
+"""The public kit passes what keeps its promises, and names what does not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import pytest
+from toy_team import TASKS, TEAM, ToyEnv, judge, make_toy
+
+import mappa_envs
+from mappa_envs.attempt import Step
+from mappa_envs.sandbox.base import Workspace
+from mappa_envs.testing import FakeCoach, FakeSandbox, api_test
+from mappa_envs.types import Episode, Message, Outcome, Task
+from mappa_envs.view import View
+
+
+@pytest.mark.parametrize("env_id", mappa_envs.list_envs())
+def test_every_environment_passes(env_id: str) -> None:
+    api_test(lambda: mappa_envs.make(env_id, sandbox=FakeSandbox(), coach=FakeCoach()))
+
+
+def test_a_toy_passes_and_stays_open() -> None:
+    sandbox = FakeSandbox()
+    env = make_toy(sandbox=sandbox)
+    api_test(env, num_episodes=2)
+    assert not sandbox.closed
+    env.reset(seed=0)
+    assert env.episode.turns == ()
+
+
+class Leaks(ToyEnv):
+    async def _close_workspace(self) -> None:
+        self._workspace = None
+
+
+class LosesCorrections(ToyEnv):
+    def _show(self, step: Step) -> None:
+        super()._show(replace(step, corrections=()))
+
+
+class PaysTheNextAgent(ToyEnv):
+    def _accumulate_rewards(self) -> None:
+        acting = self.episode.turns[-1].agent
+        following = self.possible_agents[(self.possible_agents.index(acting) + 1) % len(TEAM)]
+        self.rewards[following], self.rewards[acting] = self.rewards[acting], 0.0
+        super()._accumulate_rewards()
+
+
+class PaysUnscoredActions(ToyEnv):
+    def _accumulate_rewards(self) -> None:
+        turn = self.episode.turns[-1]
+        if turn.final_score is None:
+            self.rewards[turn.agent] = 0.5
+        super()._accumulate_rewards()
+
+
+class HidesUnscoredActions(ToyEnv):
+    def _update_infos(self, step: Step | None) -> None:
+        super()._update_infos(step)
+        for info in self.infos.values():
+            info["unscored"] = False
+
+
+class CountsCalls(ToyEnv):
+    calls = itertools.count()
+
+    def build_messages(self, view: View) -> list[Message]:
+        return [*super().build_messages(view), Message(role="user", content=f"call {next(self.calls)}")]
+
+
+class ForgetsSeeds(ToyEnv):
+    def _pick_task(self, task_id: object, seed: int) -> Task:
+        return TASKS[next(CountsCalls.calls) % 2]
+
+
+class HasNoNumber(ToyEnv):
+    async def grade(self, workspace: Workspace, task: Task, episode: Episode) -> Outcome:
+        return replace(await super().grade(workspace, task, episode), metrics={"error": float("nan")})
+
+
+class DiffersInStep(ToyEnv):
+    def step(self, action: Any) -> None:
+        super().step(None if action is None else action + "!")
+
+
+class TakesLettersOnly(ToyEnv):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.action_spaces = {agent: gymnasium.spaces.Text(50) for agent in self.possible_agents}
+
+
+class MakesSpacesAnew(ToyEnv):
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        return type(self.action_spaces[agent])()
+
+
+class ForgetsToGrade(ToyEnv):
+    async def grade(self, workspace: Workspace, task: Task, episode: Episode) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        (Leaks, "outlives its episode"),
+        (LosesCorrections, "rewards of .* sum to"),
+        (PaysTheNextAgent, "got"),
+        (PaysUnscoredActions, r"got 0\.5, not 0\.0"),
+        (HidesUnscoredActions, "infos hide that"),
+        (CountsCalls, "not pure|deterministic|other infos|inequal|seed"),
+        (ForgetsSeeds, ""),
+        (HasNoNumber, "changed through JSON|broke the record"),
+        (DiffersInStep, "areset"),
+        (TakesLettersOnly, "does not contain"),
+        (MakesSpacesAnew, "action"),
+        (ForgetsToGrade, "was not graded"),
+    ],
+)
+def test_what_breaks_a_promise_is_named(kind: Callable[..., ToyEnv], complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        api_test(kind(TEAM, TASKS, coach=FakeCoach(judge), sandbox=FakeSandbox()))

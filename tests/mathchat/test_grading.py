@@ -1,0 +1,185 @@
+"""The grader: a table of tricky answers, properties of numbers, bombs, threads and speed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from grading_cases import ALL
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from mappa_envs.child import HelperPool
+from mappa_envs.errors import SandboxError
+from mappa_envs.mathchat import grade, grading
+from mappa_envs.mathchat.grading import judge, judge_apart, read_golds
+from mappa_envs.mathchat.latex import find_answer
+
+MORE_CASES = Path(__file__).parents[3] / "shared" / "cases" / "math_grading.jsonl"
+LIMIT_S = 2.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _started() -> None:
+    assert grade(r"\boxed{y+x}", "x+y")  # asks math-verify, and so starts the helper
+
+
+@pytest.mark.parametrize(("kind", "gold", "response", "right"), ALL)
+def test_tricky_answers(kind: str, gold: object, response: str, right: bool) -> None:
+    start = time.monotonic()
+    assert grade(response, gold) is right  # type: ignore[arg-type]  # golds that are no answer, too
+    assert time.monotonic() - start < LIMIT_S
+
+
+def test_more_tricky_answers() -> None:
+    if not MORE_CASES.exists():
+        pytest.skip(f"no further cases at {MORE_CASES}")
+    cases = [json.loads(line) for line in MORE_CASES.read_text().splitlines()]
+    wrong = [case for case in cases if grade(case["pred"], case["gold"]) is not case["want"]]
+    assert wrong == []
+
+
+WAYS = (
+    lambda n: str(n),
+    lambda n: f"{n}.0",
+    lambda n: f"{n:,}",
+    lambda n: f"{n:,}".replace(",", r"{,}"),
+    lambda n: f"{n:,}".replace(",", r"\,"),
+    lambda n: f"-00{-n}" if n < 0 else f"00{n}",
+    lambda n: rf"\frac{{{2 * n}}}{{2}}",
+    lambda n: rf"\dfrac{{{-3 * n}}}{{-3}}",
+    lambda n: f"{7 * n}/7",
+    lambda n: rf"\text{{{n}}}",
+    lambda n: rf"{n}\text{{ cm}}",
+    lambda n: f"x = {n}",
+    lambda n: rf"{n}^\circ",
+    lambda n: f"${n}$",
+    lambda n: f"{n}e0",
+    lambda n: rf"{n} \times 10^0",
+    lambda n: rf"{n - 1} + 1",
+    lambda n: rf"\left( {n} \right)",
+    lambda n: str(n).replace("-", "−"),
+    lambda n: rf"\mathbf{{{n}}}.",
+)
+INTEGERS = st.integers(-(10**12), 10**12) | st.integers(-1200, 1200)
+WAY = st.sampled_from(WAYS)
+
+
+@settings(deadline=None, max_examples=400)
+@given(n=INTEGERS, gold_way=WAY, way=WAY)
+def test_a_number_equals_itself_however_it_is_written(n: int, gold_way, way) -> None:  # type: ignore[no-untyped-def]
+    assert grade(rf"\boxed{{{way(n)}}}", gold_way(n))
+
+
+@settings(deadline=None, max_examples=400)
+@given(a=INTEGERS, b=INTEGERS, near=st.booleans(), gold_way=WAY, way=WAY)
+def test_two_different_numbers_never_match(a: int, b: int, near: bool, gold_way, way) -> None:  # type: ignore[no-untyped-def]
+    b = a + 1 + abs(b) % 3 if near else b
+    assume(a != b)
+    assert not grade(rf"\boxed{{{way(b)}}}", gold_way(a))
+
+
+FRACTIONS = st.fractions(max_denominator=10**6)
+
+
+@settings(deadline=None, max_examples=200)
+@given(x=FRACTIONS, y=FRACTIONS)
+def test_fractions_and_decimals_are_exact(x: Fraction, y: Fraction) -> None:
+    def tex(value: Fraction) -> str:
+        return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+    assert grade(rf"\boxed{{{tex(x)}}}", f"{x.numerator}/{x.denominator}")
+    assert grade(rf"\boxed{{{tex(y)}}}", tex(x)) == (x == y)
+    rounded = f"{float(x):.8f}"
+    assert grade(rf"\boxed{{{rounded}}}", tex(x)) == (Fraction(rounded) == x)
+
+
+@settings(deadline=None, max_examples=300)
+@given(response=st.text() | st.text("\\boxed{}()[]0123456789,.^!%$ frac=<>+-*/", max_size=60), gold=st.text())
+def test_no_text_makes_it_raise(response: str, gold: str) -> None:
+    assert grade(response, gold) in (True, False)
+
+
+@pytest.mark.parametrize(
+    "bomb", [r"\sum_{k=1}^{10^{9}} k^{k}", r"x^{x^{x^{9^{9^{9}}}}}", r"\binom{10^9}{10^8} x"]
+)
+def test_bombs_one_after_another_take_at_most_two_seconds_each(bomb: str) -> None:
+    for _ in range(3):
+        start = time.monotonic()
+        assert not grade(rf"\boxed{{{bomb}}}", "x+1")
+        assert time.monotonic() - start < LIMIT_S
+    assert grade(r"\boxed{1+x}", "x+1")
+
+
+def test_a_long_message_is_read_in_linear_time() -> None:
+    start = time.monotonic()
+    for unit in ("\\boxed{", "{", "\\boxed{1} and ", "answer is ", "<think>", "$"):
+        assert not grade(unit * (200_000 // len(unit)), "17")
+    assert time.monotonic() - start < 5 * LIMIT_S
+
+
+def test_plain_numbers_take_thousands_a_second() -> None:
+    start = time.process_time()
+    for number in range(5000):
+        assert grade(f"So the sum is $\\boxed{{{number}}}$.", number)
+    assert 5000 / (time.process_time() - start) > 3000
+
+
+def test_it_works_in_threads_and_leaves_an_alarm_alone() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 100)
+    try:
+        found: list[bool] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(grade(r"\boxed{\sqrt{8}}", r"2\sqrt{2}")))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert grade(r"\boxed{\sqrt{8}}", r"2\sqrt{2}")
+        left, _ = signal.getitimer(signal.ITIMER_REAL)
+        assert left > 50
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    assert found == [True] * 4
+
+
+def test_the_verdict_says_what_was_read() -> None:
+    assert judge(r"\boxed{8}", ["7"]).code == "wrong"
+    assert judge("I do not know.", ["7"]).code == "no_answer"
+    assert judge(r"\boxed{" + "x" * 5000 + "}", ["7"]).code == "too_long"
+    assert judge(r"\boxed{ 007 }", ["7"]).answer == "007"
+    assert asyncio.run(judge_apart(r"\boxed{b a}", ["a b"])).right
+    assert asyncio.run(judge_apart(r"\boxed{x^{9^{9^{9^9}}}}", ["x"])).code in ("undecided", "wrong")
+
+
+def test_a_broken_helper_is_not_the_agents_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(grading, "_helpers", HelperPool("mappa_envs.no_such_module", memory_mb=1024))
+    with pytest.raises(SandboxError):
+        judge(r"\boxed{y+x}", ["x+y"])
+    assert grade(r"\boxed{y+x}", "x+y") is False
+    assert "math-verify could not be asked" in caplog.text
+
+
+def test_golds() -> None:
+    assert read_golds("080 or 081 (both were accepted)") == ("080", "081")
+    assert read_golds([142.0, "007", 3]) == ("142", "007", "3")
+    assert read_golds(r"x = 1 \text{ or } x = 2") == (r"x = 1 \text{ or } x = 2",)
+    assert read_golds(float("inf")) == ()
+    assert read_golds(10**5000) == ()
+
+
+def test_the_answer_of_a_message() -> None:
+    assert find_answer(r"\boxed{1} and \boxed{2}") == "1, 2"
+    assert find_answer(r"\boxed{\frac{1}{2}} is the answer") == r"\frac{1}{2}"
+    assert find_answer("The answer is 5.") == "5"
+    assert find_answer("Nothing.") is None
