@@ -6,6 +6,7 @@
 Importing this loads no torch, transformers, vllm, ray, litellm or docker.
 """
 
+from mappa_envs.adapters import register_gymnasium
 from mappa_envs.errors import (
     CoachError,
     ConfigError,
@@ -60,3 +61,5 @@ __all__ = [
     "list_envs",
     "make",
 ]
+
+register_gymnasium()

@@ -1,12 +1,14 @@
-"""Waiting for a coroutine from ordinary code, also where the caller's thread runs an event loop."""
+"""Between ordinary code and coroutines: waiting for a coroutine, and calling a plain function from one."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -15,32 +17,88 @@ class _LoopThread:
     """One event loop in one daemon thread, shared by every synchronous caller of this process."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="mappa-envs-loop", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="mappa-envs-loop", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        # These two leave `run_forever` although the task has noted them for whoever awaits it; if the loop
+        # ended here, the other callers would wait for ever.
+        while True:
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                self.loop.run_forever()
 
 
 _lock = threading.Lock()
-_thread: _LoopThread | None = None
+_current: _LoopThread | None = None
 
 
-def _loop() -> asyncio.AbstractEventLoop:
-    global _thread
+def _loop_thread() -> _LoopThread:
+    global _current
     with _lock:
-        # A forked child inherits the object but not the thread.
-        if _thread is None or _thread.pid != os.getpid():
-            _thread = _LoopThread()
-        return _thread.loop
+        # A forked child inherits the object but not the thread, which is dead there.
+        if _current is None or not _current.thread.is_alive():
+            _current = _LoopThread()
+        return _current
 
 
 def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run the coroutine in the shared private loop and return its result.
+    """Run the coroutine in the shared private loop; return its result, or raise whatever it raises.
 
-    An interrupt while waiting cancels the coroutine. It must not be called from that loop itself.
+    An interrupt while waiting cancels the coroutine. Raises `RuntimeError` when called from that loop itself,
+    which could only wait for itself.
     """
-    future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+    shared = _loop_thread()
+    if threading.current_thread() is shared.thread:
+        coroutine.close()
+        raise RuntimeError(
+            "a coroutine, such as a coroutine policy, cannot use the synchronous API: it would wait for the "
+            "loop that runs it; await areset, astep, aclose or aevaluate there"
+        )
+    future = asyncio.run_coroutine_threadsafe(_as_value(coroutine), shared.loop)
     try:
-        return future.result()
+        value, error = future.result()
     except BaseException:
         future.cancel()
         raise
+    if error is not None:
+        raise error
+    return cast(T, value)
+
+
+async def _as_value(coroutine: Coroutine[Any, Any, T]) -> tuple[T | None, BaseException | None]:
+    try:
+        return await coroutine, None
+    except BaseException as error:  # noqa: BLE001  (raised again in the caller's thread)
+        return None, error
+
+
+class CallThread:
+    """Calls plain functions for coroutines, one at a time, in a thread of its own.
+
+    Not a `ThreadPoolExecutor`: its threads hold up the end of the process until their call returns.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """The function's result. If the caller is cancelled, a call that has begun goes on to its end."""
+        done: Future[Any] = Future()
+        self._calls.put((done, function))
+        return await asyncio.wrap_future(done)
+
+    def close(self) -> None:
+        """End the thread after the calls that were put before."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            done, function = call
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                done.set_result(function())
+            except BaseException as error:  # noqa: BLE001  (raised again by whoever awaits)
+                done.set_exception(error)

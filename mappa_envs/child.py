@@ -1,6 +1,6 @@
 """Functions that hostile input may hang or bloat, run in helper processes that can be killed.
 
-    >>> pool = HelperPool("mappa_envs.dsbench.grader_process", memory_mb=4096)
+    >>> pool = HelperPool("mappa_envs.dsbench.grader_helper", memory_mb=4096)
     >>> pool.call("judge_here", {"answers": "answers.csv"}, data=b"id,price", timeout_s=20.0)
 
 The function is `module.function(data, **arguments)`. It gets bytes and JSON values and returns a JSON value;

@@ -14,11 +14,11 @@ import asyncio
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mappa_envs.blocking import wait_for
+from mappa_envs.blocking import CallThread, wait_for
 from mappa_envs.errors import ConfigError, SandboxError
 from mappa_envs.registry import make
 from mappa_envs.stats import bootstrap_interval, mean, wilson
@@ -140,7 +140,7 @@ class EvalTable:
 class EvalResult:
     """The episodes in the order of the plan, and their table."""
 
-    episodes: tuple[Episode, ...]
+    episodes: tuple[Episode, ...] = field(repr=False)
     table: EvalTable
 
 
@@ -184,9 +184,7 @@ async def aevaluate(
     seed: int = 0,
 ) -> EvalResult:
     """`evaluate` in the caller's event loop."""
-    for name, number in (("episodes", episodes), ("num_concurrent", num_concurrent)):
-        if number is not None and number < 1:
-            raise ConfigError(f"{name} must be at least 1, got {number}")
+    _check_arguments(env, policies, episodes, num_concurrent, seed)
     subject = make(env, split=split or "test", coach=None) if isinstance(env, str) else env
     try:
         by_agent = _by_agent(policies, subject.possible_agents)
@@ -207,13 +205,29 @@ def artifact_rate(episodes: Sequence[Episode]) -> float | None:
     return mean(marks)
 
 
+def _check_arguments(env: Any, policies: Any, episodes: Any, num_concurrent: Any, seed: Any) -> None:
+    """Raise `ConfigError` on what can be seen before an environment is made."""
+    if not isinstance(env, str) and not callable(getattr(env, "sibling", None)):
+        raise ConfigError(f"env: an environment or an id such as 'dsbench-v0' is needed, got {env!r}")
+    by_name = policies if isinstance(policies, Mapping) else {"policies": policies}
+    for name, policy in by_name.items():
+        if not callable(policy):
+            where = f"policies[{name!r}]" if by_name is policies else name
+            raise ConfigError(f"{where}: a function policy(agent, messages) is needed, got {policy!r}")
+    counts = {"episodes": (episodes, 1), "num_concurrent": (num_concurrent, 1), "seed": (seed, 0)}
+    for name, (number, least) in counts.items():
+        if name == "episodes" and number is None:
+            continue
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise ConfigError(f"{name} must be an int, at least {least}, got {number!r}")
+
+
 def _by_agent(policies: Policy | Mapping[str, Policy], agents: Sequence[str]) -> dict[str, Policy]:
     if not isinstance(policies, Mapping):
         return dict.fromkeys(agents, policies)
     if set(policies) != set(agents):
-        raise ConfigError(
-            f"policies: one for each of {', '.join(agents)} is needed, got {', '.join(map(str, policies))}"
-        )
+        got = ", ".join(map(str, policies)) or "none"
+        raise ConfigError(f"policies: one for each of {', '.join(agents)} is needed, got {got}")
     return dict(policies)
 
 
@@ -233,7 +247,7 @@ async def _play_all(
     todo: Iterator[tuple[int, tuple[str, int]]] = iter(enumerate(plan))
     done: dict[int, Episode] = {}
     # One thread: a plain function need not stand being called twice at a time.
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="policy")
+    thread = CallThread("mappa-policy")
 
     async def work() -> None:
         mine = env.sibling(coach=None)
@@ -251,12 +265,12 @@ async def _play_all(
         # One reason is enough: the others are the episodes that were cancelled with it.
         raise errors.exceptions[0] from None
     finally:
-        thread.shutdown(wait=False, cancel_futures=True)
+        thread.close()
     return [done[index] for index in range(len(plan))]
 
 
 async def _play(
-    env: PipelineEnv, policies: Mapping[str, Policy], task_id: str, seed: int, thread: ThreadPoolExecutor
+    env: PipelineEnv, policies: Mapping[str, Policy], task_id: str, seed: int, thread: CallThread
 ) -> Episode:
     """One episode that no fault of the sandbox ended."""
     fault: SandboxError | None = None
@@ -277,12 +291,19 @@ async def _play(
     ) from fault
 
 
-async def _ask(policy: Policy, agent: str, messages: list[dict[str, str]], thread: ThreadPoolExecutor) -> Any:
-    if inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(type(policy).__call__):
-        answer: Any = policy(agent, messages)
-    else:
-        answer = await asyncio.get_running_loop().run_in_executor(thread, _call, policy, agent, messages)
-    return await answer if inspect.isawaitable(answer) else answer
+async def _ask(policy: Policy, agent: str, messages: list[dict[str, str]], thread: CallThread) -> Any:
+    try:
+        if inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(type(policy).__call__):
+            answer: Any = policy(agent, messages)
+        else:
+            answer = await thread.call(lambda: _call(policy, agent, messages))
+        return await answer if inspect.isawaitable(answer) else answer
+    except (asyncio.CancelledError, CancelledError) as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Of the policy's own making: a task group would take it for an episode that ended well.
+        raise RuntimeError(f"the policy of {agent} raised CancelledError") from error
 
 
 def _call(policy: Policy, agent: str, messages: list[dict[str, str]]) -> Any:
@@ -320,7 +341,9 @@ def _summary(table: EvalTable) -> Table:
     shown.add_row("valid files, %", *(_number(share) for share in shares), end_section=True)
     for name in table.overall.figures:
         shown.add_row(_title(name), *(_number(row.figures.get(name)) for row in rows))
-    shown.caption = _plain("[low, high]: 95 % intervals; fair: failed runs count")
+    shown.caption = _plain(
+        "[low, high]: 95 % intervals; fair: a failed run counts as accuracy 0.5, f1 0, error 50 %"
+    )
     return shown
 
 

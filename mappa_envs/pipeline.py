@@ -10,7 +10,6 @@ import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,7 +28,7 @@ from mappa_envs.sandbox import open_sandbox
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 from mappa_envs.spaces import MAX_CHARS, FreeText
 from mappa_envs.types import Artifact, Episode, Message, Outcome, Role, StopReason, Task
-from mappa_envs.view import View, Visibility, file_trail, prompt_text, transcript
+from mappa_envs.view import View, Visibility, file_trail, newest_turn, printable, prompt_text, transcript
 
 LARGE_FILE_BYTES = 32 << 20
 """Larger files of a task are shown to every episode read-only, smaller ones copied into its workspace."""
@@ -266,9 +265,9 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
     def render(self) -> str | None:
         """The transcript ("ansi"), or print the newest turn ("human")."""
         if self.render_mode == "ansi":
-            return transcript(self.episode)
+            return printable(transcript(self.episode))
         if self.render_mode == "human":
-            print(transcript(replace(self.episode, turns=self.episode.turns[-1:])))
+            print(printable(newest_turn(self.episode)))
         else:
             gymnasium.logger.warn(f"{self.env_id}: render() without a render_mode shows nothing")
         return None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _ENVS = {
     "dsbench-v0": "mappa_envs.dsbench.env",
+    "mathchat-v0": "mappa_envs.mathchat.env",
 }
 """Id → module with an `env(**arguments)`; imported when it is made."""
 

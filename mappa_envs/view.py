@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,6 +11,8 @@ from mappa_envs.actions import handover_text
 from mappa_envs.types import Artifact, Episode, Message, Role, Task, ToolResult, Turn
 
 Visibility = Literal["full", "previous"]
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +90,46 @@ def prompt_text(messages: Sequence[Message]) -> str:
 
 def transcript(episode: Episode) -> str:
     """All actions and their outputs."""
-    lines = [f"task {episode.task_id}"]
-    for turn in episode.turns:
-        lines.append(f"--- {turn.index} {turn.agent} ---\n{turn.action}")
-        if turn.tool is not None:
-            lines.append(f"[output]\n{tool_text(turn.tool)}")
-        if turn.final_score is not None:
-            lines.append(f"[score {turn.final_score:g}]")
-    if episode.stop_reason is not None:
-        lines.append(f"=== {episode.stop_reason}, outcome {episode.outcome} ===")
+    return "\n".join([_heading(episode), *map(_turn_text, episode.turns), *_ending(episode)])
+
+
+def newest_turn(episode: Episode) -> str:
+    """The part of the transcript that came with the newest turn."""
+    heading = [_heading(episode)] if len(episode.turns) < 2 else []
+    return "\n".join([*heading, *map(_turn_text, episode.turns[-1:]), *_ending(episode)])
+
+
+def printable(text: str) -> str:
+    """The text with what could steer a terminal or hide letters replaced by U+FFFD."""
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def _heading(episode: Episode) -> str:
+    start = f", from {episode.start_role} on" if episode.start_role else ""
+    return f"task {episode.task_id} ({episode.task_type}, {episode.split}), seed {episode.seed}{start}"
+
+
+def _turn_text(turn: Turn) -> str:
+    lines = [f"--- {turn.index} {turn.agent} ---", turn.action]
+    if turn.tool is not None:
+        lines.append(f"[output]\n{tool_text(turn.tool)}")
+    if turn.artifacts:
+        lines.append(f"[files] {', '.join(f'{file.path} {file.status}' for file in turn.artifacts)}")
+    if turn.final_score is None:
+        lines.append(f"[unscored: {turn.unscored_reason}]")
+    else:
+        first = turn.score.score if turn.score else None
+        revised = "" if first in (None, turn.final_score) else f", at first {first:.3g}"
+        lines.append(f"[score {turn.final_score:.3g}{revised}]")
     return "\n".join(lines)
+
+
+def _ending(episode: Episode) -> list[str]:
+    if episode.stop_reason is None:
+        return []
+    outcome = "none" if episode.outcome is None else f"{episode.outcome:.3g}"
+    grade = f" ({episode.grade_code})" if episode.grade_code else ""
+    return [f"=== {episode.stop_reason}: outcome {outcome}{grade}, success {episode.success} ==="]
 
 
 def file_trail(episode: Episode) -> str:

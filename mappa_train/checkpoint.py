@@ -219,9 +219,11 @@ def planned_path(config: Config, now: datetime.datetime | None = None) -> Path:
     if config.out:
         path = Path(config.out).expanduser()
         if path.exists() and (not path.is_dir() or any(item.name != ".lock" for item in path.iterdir())):
+            begun = any((path / "checkpoints").glob("step-*"))
+            advice = f", or continue the run there with: python -m mappa_train resume {config.out}"
             raise ConfigError(
-                f"--out {config.out}: exists and is not empty; choose another folder, or continue the run "
-                f"there with: python -m mappa_train resume {config.out}"
+                f"--out {config.out}: exists and is not empty; "
+                + (f"choose another folder{advice}" if begun else "choose another folder, or delete it")
             )
         return path
     moment = now or datetime.datetime.now()

@@ -12,8 +12,10 @@ import errno
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -32,6 +34,10 @@ _EPILOG = """commands (default: train):
   doctor             what works on this machine, and what to do about the rest
 
 `python -m mappa_train COMMAND --help` tells more."""
+_SOURCES = {
+    "dsbench-v0": ("embedded", "dsbench"),
+    "mathchat-v0": ("embedded", "aime", "amc", "math500", "gsm8k"),
+}
 _NEEDED = ("torch", "transformers", "peft", "torchrl", "tensordict", "safetensors", "tensorboard")
 
 
@@ -50,6 +56,9 @@ class _Place:
 def main(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     place = _Place()
+    if threading.current_thread() is threading.main_thread():
+        # What schedulers send: the same as Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _dispatch(list(arguments), place)
     except MappaError as error:
@@ -240,10 +249,11 @@ def _check_names(config: Config) -> None:
         raise ConfigError(f"--coach {config.coach}{hint}: {error}") from error
     check_name(config.model)
     planned_path(config)
-    if not Path(config.tasks).expanduser().is_dir() and config.tasks not in ("embedded", "dsbench"):
-        hint = did_you_mean(config.tasks, ("embedded", "dsbench"))
+    known = _SOURCES[name]
+    if config.tasks not in known and not Path(config.tasks).expanduser().exists():
+        hint = did_you_mean(config.tasks, known)
         raise ConfigError(
-            f"--tasks {config.tasks}: unknown{hint}; give embedded or the path of a folder of tasks"
+            f"--tasks {config.tasks}: unknown{hint}; give {', '.join(known)}, or a path of tasks of your own"
         )
 
 

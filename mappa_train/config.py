@@ -32,7 +32,7 @@ def option(default: Any, help: str, **limits: float) -> Any:
 class Config:
     """Everything a run depends on. Counts are per step unless the name says otherwise."""
 
-    env: str = option("dsbench-v0", "Environment id; `python -m mappa_envs doctor` lists them.")
+    env: str = option("dsbench-v0", "Environment id: dsbench-v0 or mathchat-v0.")
     tasks: str = option("embedded", "`embedded` or a folder of tasks in the layout of DSBench.")
     split: Literal["train", "val", "test"] = option(
         "train", "Tasks to train on. val and test are for evaluation: train on them to try things only."
@@ -189,6 +189,13 @@ def read_settings(path: Path) -> dict[str, Any]:
     return {name: parse_value(name, value) for name, value in table.items() if name != "resolved"}
 
 
+ENV_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    # No files to start from in the middle, and the answer is kept from the coach, as in the paper.
+    "mathchat-v0": {"exploring_starts": 0.0, "ground_truth": "off"},
+}
+"""What differs from the field's own default; whatever is set by hand or in a file goes before it."""
+
+
 def resolve(overrides: Mapping[str, Any], *, preset: str | None = None, file: Path | None = None) -> Config:
     """The settings of a run from all their sources, checked. Raises `ConfigError`."""
     settings: dict[str, Any] = {}
@@ -202,7 +209,8 @@ def resolve(overrides: Mapping[str, Any], *, preset: str | None = None, file: Pa
     if file is not None:
         settings |= read_settings(file)
     settings |= {name: parse_value(name, value) for name, value in overrides.items()}
-    config = Config(**settings)
+    env = str(settings.get("env", Config.env)).removeprefix("mappa/")
+    config = Config(**{**ENV_DEFAULTS.get(env, {}), **settings})
     _check(config)
     return config
 

@@ -21,7 +21,7 @@ def make_env(config: Config, split: str | None = None, **shared: Any) -> Pipelin
 
     `shared` are tasks, coach or sandbox that several environments use together.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "tasks": config.tasks,
         "split": split or config.split,
         "max_actions": (config.max_actions,) * 3,
@@ -32,6 +32,8 @@ def make_env(config: Config, split: str | None = None, **shared: Any) -> Pipelin
         "handover": config.handover,
         "ground_truth": config.ground_truth,
     }
+    if config.env.removeprefix("mappa/") == "mathchat-v0":
+        settings["max_tokens"] = config.max_new_tokens  # its prompts tell the agents
     env = mappa_envs.make(config.env, **{**settings, **shared})
     if config.max_tasks and split in (None, config.split):
         env.tasks = env.tasks[: config.max_tasks]

@@ -23,6 +23,10 @@ from mappa_train.report import read_episodes
 Line = Mapping[str, Any]
 
 
+PHASE_INTERVAL_S = 15.0
+"""Between two lines about one step, where nobody watches a display."""
+
+
 class Progress(Protocol):
     """Who is told how far a run is."""
 
@@ -67,20 +71,30 @@ class SilentProgress:
 
 
 class PlainProgress:
-    """One line a step, for logs and pipes."""
+    """For logs and pipes: one line a step, and between them a sign of life now and then."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.total, self.first_step, self.done = 0, 1, 0
         self.agents: tuple[str, ...] = ()
-        self.began = time.monotonic()
+        self.began = self.spoke = time.monotonic()
 
     def start(self, total_steps: int, agents: Sequence[str], first_step: int = 1) -> None:
+        self._begin(total_steps, agents, first_step)
+        self._say(f"{total_steps - first_step + 1} step(s) to go; agents: {', '.join(agents)}")
+
+    def _begin(self, total_steps: int, agents: Sequence[str], first_step: int) -> None:
         self.total, self.agents, self.first_step = total_steps, tuple(agents), first_step
         self.done, self.began = first_step - 1, time.monotonic()
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Nothing: a line for each episode would bury the steps."""
+        # A line for each episode would bury the steps.
+        if time.monotonic() - self.spoke >= PHASE_INTERVAL_S:
+            self._say(f"step {self.done + 1}/{self.total}: {name} {done}/{total}")
+
+    def _say(self, line: str) -> None:
+        self.spoke = time.monotonic()
+        self.console.print(Text(line), soft_wrap=True)
 
     def step(self, metrics: Line) -> None:
         self.done = int(metrics["step"])
@@ -92,7 +106,7 @@ class PlainProgress:
             f"{number(metrics.get('throughput/tokens_per_s'), 0)} tokens/s",
             f"{duration(self.elapsed_s)} gone, {duration(self.left_s)} left",
         ]
-        self.console.print(Text("  ".join(parts)), soft_wrap=True)
+        self._say("  ".join(parts))
 
     def finish(self, first: Line | None, last: Line | None, run_path: Path) -> None:
         self.stop()
@@ -127,7 +141,7 @@ class LiveProgress(PlainProgress):
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def start(self, total_steps: int, agents: Sequence[str], first_step: int = 1) -> None:
-        super().start(total_steps, agents, first_step)
+        self._begin(total_steps, agents, first_step)
         self._live.start()
 
     def phase(self, name: str, done: int, total: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -106,6 +107,18 @@ def test_reinforce_learns() -> None:
     assert all(float(score) < 3 for score in first.split()[5::2])
     assert all(float(score) > 8 for score in last.split()[5::2])
     assert result == "10 tasks, success 100%"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_blocks_of_the_readme_run(number: int) -> None:
+    pytest.importorskip("torchrl", reason="a block needs torchrl")
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", (EXAMPLES / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert len(blocks) == 2
+    done = subprocess.run([sys.executable, "-c", blocks[number]], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 class _Endpoint(BaseHTTPRequestHandler):

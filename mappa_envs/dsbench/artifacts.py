@@ -13,10 +13,9 @@ unverifiable. For a valid file `problem` is empty or a remark: usable, but not p
 from __future__ import annotations
 
 import asyncio
-import csv
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
@@ -24,8 +23,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from mappa_envs.dsbench import metrics
-from mappa_envs.dsbench.grading import TaskSpec, canonical
-from mappa_envs.errors import DataError
+from mappa_envs.dsbench.csv_files import read_cells
+from mappa_envs.dsbench.grading import MAX_BYTES, TaskSpec, canonical
 from mappa_envs.sandbox.base import Workspace
 from mappa_envs.types import Artifact
 
@@ -36,13 +35,21 @@ MAX_COMPARED_BYTES = 20 << 20
 
 STATUSES = ("valid", "invalid", "unverifiable", "missing")
 
-_MODULES = ("pickle_checks", "safe_pickle", "inspector")
+_MODULES = (
+    "errors",
+    "dsbench.pickle_checks",
+    "dsbench.safe_pickle",
+    "dsbench.submission",
+    "dsbench.metrics",
+    "dsbench.predictions",
+    "dsbench.inspector",
+)
 """What the worker executes, in this order: the last one examines."""
 _BOOT = """
 import json, sys, types
 sys.path[:] = [entry for entry in sys.path if entry not in ("", ".")]
 for name, source in sources.items():
-    module = types.ModuleType("mappa_envs.dsbench." + name)
+    module = types.ModuleType("mappa_envs." + name)
     sys.modules[module.__name__] = module
     exec(compile(source, f"<{name}>", "exec"), module.__dict__)
 report(module.examine(json.loads(job)))
@@ -70,25 +77,15 @@ class Tables:
 @lru_cache(maxsize=512)
 def _facts(stamp: tuple[tuple[str, int, int], ...], id_column: str) -> dict[str, Any]:
     (train, train_bytes, _), (test, _, _) = stamp
-    rows = _rows(Path(test))
-    header = next(rows, [])
-    if id_column not in header:
-        raise DataError(f"{test}: there is no id column {id_column!r}")
-    at = header.index(id_column)
-    ids = sorted(canonical(row[at]) for row in rows)
+    ids = sorted(canonical(cell) for (cell,) in read_cells(Path(test), [id_column]))
     # Tables may have gigabytes: nothing but the ids is kept, and no inspector compares one that large.
     small = train_bytes <= MAX_COMPARED_BYTES
     return {
-        "train_rows": sum(1 for _ in _rows(Path(train))) - 1,
+        "train_rows": sum(1 for _ in read_cells(Path(train), [])),
         "test_rows": len(ids),
         "train_sha256": hashlib.sha256(Path(train).read_bytes()).hexdigest() if small else "",
         "ids_sha256": hashlib.sha256("\n".join(ids).encode()).hexdigest(),
     }
-
-
-def _rows(path: Path) -> Iterator[list[str]]:
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        yield from (row for row in csv.reader(file) if row)
 
 
 async def inspect(
@@ -107,27 +104,35 @@ async def inspect(
 
 
 def _script(path: str, spec: TaskSpec, tables: Tables) -> str:
+    return f"job = {json.dumps(job(path, spec, tables))!r}\n{_constant_part()}"
+
+
+def job(path: str, spec: TaskSpec, tables: Tables) -> dict[str, Any]:
+    """What `inspector.examine` is told, as JSON values: nothing of it is secret."""
     hidden = [*spec.target_columns, *([spec.label_column] if spec.label_column else [])]
-    job = {
+    # Four times the answers, as for the grader, if their cells have 20 characters.
+    num_cells = tables.test_rows * (1 + len(spec.target_columns))
+    return {
         "path": path,
         "id": spec.id_column,
         "targets": list(spec.target_columns),
         "hidden": hidden,
         "labels": list(spec.labels) if spec.labels is not None else None,
+        "metric": spec.metric,
         "family": metrics.metric(spec.metric).family.value,
         "train_rows": tables.train_rows,
         "test_rows": tables.test_rows,
         "train_sha256": tables.train_sha256,
         "max_compared_bytes": MAX_COMPARED_BYTES,
         "ids_sha256": tables.ids_sha256,
+        "max_submission_bytes": max(MAX_BYTES, 4 * 20 * num_cells),
     }
-    return f"job = {json.dumps(job)!r}\n{_constant_part()}"
 
 
 @lru_cache(maxsize=1)
 def _constant_part() -> str:
-    folder = resources.files("mappa_envs.dsbench")
-    sources = {name: (folder / f"{name}.py").read_text("utf-8") for name in _MODULES}
+    folder = resources.files("mappa_envs")
+    sources = {name: (folder / f"{name.replace('.', '/')}.py").read_text("utf-8") for name in _MODULES}
     return f"sources = {sources!r}\n{_BOOT}"
 
 

@@ -54,7 +54,7 @@ def read_columns(path: Path) -> list[Column]:
         cells = [row[index].strip() if index < len(row) else "" for row in rows]
         filled = [cell for cell in cells if cell and cell.lower() not in ("nan", "na")]
         columns.append(
-            Column(name=name, is_number=all(map(_is_number, filled)), has_gaps=len(filled) < len(cells))
+            Column(name=name, is_number=all(map(is_number, filled)), has_gaps=len(filled) < len(cells))
         )
     return columns
 
@@ -79,6 +79,25 @@ def read_cells(path: Path, names: list[str]) -> Iterator[list[str]]:
         yield [row[index] for index in where]
 
 
+def not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
+    """What to raise for a file in another encoding."""
+    return DataError(
+        f"{path}: is not UTF-8 text ({error.reason}, byte {error.object[error.start]:#x}); convert it, "
+        "if it is Latin-1 by: iconv -f latin1 -t utf-8"
+    )
+
+
+def is_number(cell: str) -> bool:
+    """Whether the cell is a number, be it NaN or infinite. Only Python reads 1_000 as one."""
+    if "_" in cell or not cell.isascii():
+        return False
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
 def _rows(path: Path, max_chars: int | None = None) -> Iterator[list[str]]:
     """The rows that are not blank; at most `max_chars` characters of them, but one at least."""
     try:
@@ -88,10 +107,7 @@ def _rows(path: Path, max_chars: int | None = None) -> Iterator[list[str]]:
                 if len(row) > 1 or (row and row[0].strip()):
                     yield row
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: is not UTF-8 text ({error.reason}, byte {error.object[error.start]:#x}); convert it, "
-            f"if it is Latin-1 by: iconv -f latin1 -t utf-8"
-        ) from error
+        raise not_utf8(path, error) from error
     except (OSError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as CSV text: {error}") from error
 
@@ -107,11 +123,3 @@ def _lines(path: Path, file: TextIO, max_chars: int | None) -> Iterator[str]:
         if max_chars is not None and seen > max_chars and seen > len(line):
             return
         yield line
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True

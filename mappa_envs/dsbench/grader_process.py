@@ -1,4 +1,4 @@
-"""`grading.judge` in a helper process, for submissions that come from agents.
+"""`grading.judge` in a helper process (`grader_helper`), for submissions that come from agents.
 
 The process is killed when a submission takes too long or too much memory: the verdict is `too_large` then.
 Only a fault of the helper itself raises (`SandboxError`): that is not the agent's.
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from mappa_envs.child import HelperOutOfMemory, HelperPool, HelperTimeout
-from mappa_envs.dsbench.grading import Figures, Grade, TaskSpec, judge
+from mappa_envs.dsbench.grading import Figures, Grade, TaskSpec
 from mappa_envs.dsbench.metrics import REPORT_KEYS
 from mappa_envs.errors import DataError
 
@@ -25,7 +23,7 @@ TIMEOUT_S_PER_MB = 2.0
 
 MEMORY_MB = 4096
 
-_helpers = HelperPool(__name__, memory_mb=MEMORY_MB)
+_helpers = HelperPool("mappa_envs.dsbench.grader_helper", memory_mb=MEMORY_MB)
 
 
 async def judge_apart(
@@ -55,15 +53,6 @@ def _timeout_s(answers: Path) -> float:
         return max(TIMEOUT_S, TIMEOUT_S_PER_MB * answers.stat().st_size / 2**20)
     except OSError as error:
         raise DataError(f"{answers}: the answers cannot be read: {error}") from error
-
-
-def judge_here(submission: bytes, *, answers: str, folder: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in the helper, as JSON values. `folder` is where a relative path starts."""
-    try:
-        verdict, figures = judge(submission, Path(folder, answers), TaskSpec(**spec))
-    except DataError as error:
-        return {"data_error": str(error)}
-    return {"grade": dataclasses.asdict(verdict), "figures": figures}
 
 
 def _refused(what: str) -> tuple[Grade, Figures]:

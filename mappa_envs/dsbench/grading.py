@@ -14,7 +14,7 @@ import csv
 import io
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,16 @@ import numpy as np
 
 from mappa_envs.dsbench import metrics
 from mappa_envs.dsbench.metrics import Array, Family
+from mappa_envs.dsbench.predictions import (
+    LABELLED,
+    NO_LABELS,
+    Expected,
+    check_cells,
+    number,
+    spelling,
+    text_array,
+)
 from mappa_envs.dsbench.submission import (
-    BLANKS,
     CODES,
     Invalid,
     canonical,
@@ -33,7 +41,7 @@ from mappa_envs.dsbench.submission import (
     parse,
     some,
 )
-from mappa_envs.errors import DataError
+from mappa_envs.errors import ConfigError, DataError
 
 __all__ = [
     "CODES",
@@ -61,7 +69,7 @@ class TaskSpec:
     the answers). `positive` is the label whose probability, score or F1 counts (None: the last of the sorted
     labels). For class probabilities, `target_columns` are the classes and `label_column` is the column of
     the answers that names the true one (None: the answers are one-hot).
-    Raises `ConfigError` on an unknown metric.
+    Raises `ConfigError` on an unknown metric, and on columns that are no names.
     """
 
     metric: str
@@ -73,12 +81,26 @@ class TaskSpec:
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
+        self._check_names()
         set_(self, "metric", metrics.metric(self.metric).name)
         set_(self, "target_columns", tuple(self.target_columns))
         if self.labels is not None:
             set_(self, "labels", tuple(canonical(str(label)) for label in self.labels))
         if self.positive is not None:
             set_(self, "positive", canonical(str(self.positive)))
+
+    def _check_names(self) -> None:
+        for field in ("metric", "id_column"):
+            value = getattr(self, field)
+            if not isinstance(value, str) or not value.strip():
+                raise ConfigError(f"{field}: a name is needed, such as 'rmse' or 'id', got {value!r}")
+        for field in ("target_columns", "labels"):
+            value = getattr(self, field)
+            if field == "labels" and value is None:
+                continue
+            # A str is a sequence, too: of letters.
+            if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+                raise ConfigError(f"{field}: a list of names is needed, such as ['y'], got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -107,6 +129,8 @@ class _Answers:
     ids: list[str]
     columns: list[list[str]]
     """One list a target column, cells as written; for class probabilities the one-hot truth."""
+    labels: tuple[str, ...]
+    positive: str | None
     size: int
 
 
@@ -187,166 +211,33 @@ def _align(
 ) -> _Aligned:
     limit = max(MAX_BYTES, 4 * answers.size) if max_bytes is None else max_bytes
     text = decode(content(submission, limit))
-    # One id more than there are answers is wrong already: no need to keep millions of rows.
-    ids, columns = parse(
-        text, spec.id_column, spec.target_columns, warnings=warnings, keep=2 * len(answers.ids) + 1000
-    )
-    rows = match(ids, answers.ids, spec.id_column)
-    columns = [[column[row] for row in rows] for column in columns]
+    # With more rows than answers some id is wrong, and `match` says which: their cells are not needed.
+    table = parse(text, spec.id_column, spec.target_columns, warnings=warnings, keep=len(answers.ids))
+    rows = match(table.ids, answers.ids, spec.id_column)
+    columns = [[column[row] for row in rows] for column in table.columns]
     return _values(columns, answers, spec, warnings)
 
 
 def _values(columns: list[list[str]], answers: _Answers, spec: TaskSpec, warnings: list[str]) -> _Aligned:
-    chosen = metrics.metric(spec.metric)
-    true = {canonical(cell) for column in answers.columns for cell in column}
-    labels: tuple[str, ...] = ()
-    positive = spec.positive
-    if chosen.family in (Family.LABEL, Family.SCORE, Family.RANKING):
-        labels = tuple(metrics.label_order([*(spec.labels or ()), *true]))
-    unify = _spelling(labels)
-    labels = tuple(metrics.label_order([unify(label) for label in labels]))
-    if labels:
-        positive = labels[-1] if positive is None else unify(positive)
-    _check_blanks(columns, answers, spec, labels)
-    if chosen.family in (Family.LABEL, Family.RANKING):
-        guess = _labels(columns, spec, labels, unify)
-        truth = _text_array([[unify(canonical(cell)) for cell in column] for column in answers.columns])
-    elif chosen.family is Family.TEXT:
-        guess, truth = _text_array(columns), _text_array(answers.columns)
+    family = metrics.metric(spec.metric).family
+    expected = Expected(
+        metric=metrics.metric(spec.metric),
+        names=spec.target_columns,
+        labels=answers.labels,
+        shown=spec.labels or (),
+    )
+    guess = check_cells(columns, answers.ids, expected, warnings, answers.columns)
+    unify = spelling(answers.labels)
+    if family in (Family.LABEL, Family.RANKING):
+        truth = text_array([[unify(canonical(cell)) for cell in column] for column in answers.columns])
+    elif family is Family.TEXT:
+        truth = text_array(answers.columns)
+    elif family is Family.SCORE:
+        right = [[unify(canonical(c)) == answers.positive for c in column] for column in answers.columns]
+        truth = np.array(right, dtype=float).T
     else:
-        guess = _numbers(columns, spec.target_columns)
-        if chosen.probability:
-            _check_range(guess, columns, spec.target_columns)
-        if chosen.family is Family.CLASS_PROBABILITY:
-            _check_sums(guess, warnings)
-        if chosen.clip_negative and guess.min() < 0:
-            count = int((guess < 0).sum())
-            warnings.append(f"{count} negative predictions were set to 0 for {spec.metric}")
-        if chosen.family is Family.SCORE:
-            truth = np.array(
-                [[unify(canonical(c)) == positive for c in col] for col in answers.columns], float
-            ).T
-        else:
-            truth = np.array([[_number(c) for c in col] for col in answers.columns], dtype=float).T
-    return _Aligned(truth=truth, guess=guess, labels=labels, positive=positive)
-
-
-def _check_blanks(
-    columns: list[list[str]], answers: _Answers, spec: TaskSpec, labels: tuple[str, ...]
-) -> None:
-    text = metrics.metric(spec.metric).family is Family.TEXT
-    for name, column, true in zip(spec.target_columns, columns, answers.columns, strict=True):
-        blank = [
-            id_
-            for id_, cell, right in zip(answers.ids, column, true, strict=True)
-            if (not cell.strip() if text else cell.strip().lower() in BLANKS)
-            and cell.strip() not in labels
-            and not (text and not right.strip())
-        ]
-        if blank:
-            share = f"{len(blank)} of {len(column)} cells of {name!r} are blank or NaN"
-            raise Invalid("blank_prediction", f"{share}, for ids {some(blank)}: fill every row")
-
-
-def _spelling(labels: Sequence[str]) -> Callable[[str], str]:
-    """True/False and 1/0 stand for each other, if these are all the labels; else a label is itself."""
-    spelling: dict[str, str] = {}
-    if {label.lower() for label in labels} <= {"true", "false", "0", "1"}:
-        for label in labels:
-            for word in ("true", "1") if label.lower() in ("true", "1") else ("false", "0"):
-                spelling[word] = label
-    return lambda cell: spelling.get(cell.lower(), cell)
-
-
-def _labels(
-    columns: list[list[str]], spec: TaskSpec, labels: tuple[str, ...], unify: Callable[[str], str]
-) -> Array:
-    """Predicted labels in the spelling of the answers."""
-    known = set(labels)
-    ranking = metrics.metric(spec.metric).family is Family.RANKING
-    result = []
-    for name, column in zip(spec.target_columns, columns, strict=True):
-        if ranking:
-            cells = [" ".join(unify(canonical(word)) for word in cell.split()) for cell in column]
-        else:
-            cells = [unify(canonical(cell)) for cell in column]
-        words = (word for cell in cells for word in cell.split()) if ranking else iter(cells)
-        strange = [word for word in words if word not in known]
-        if strange:
-            raise Invalid("not_a_label", _label_advice(name, strange, spec, ranking))
-        result.append(cells)
-    return _text_array(result)
-
-
-def _label_advice(name: str, strange: list[str], spec: TaskSpec, ranking: bool) -> str:
-    different = sorted(set(strange))
-    numbers = [_number(word) for word in different]
-    if ranking and any(mark in word for word in different for mark in ",;"):
-        hint = "separate the labels of a cell by blanks only"
-    elif any(number is not None and not number.is_integer() for number in numbers if number != math.inf):
-        hint = "predict labels, not probabilities or decimals"
-    elif all(number is not None for number in numbers):
-        hint = "turn label codes back into labels (inverse_transform)"
-    else:
-        hint = "write labels exactly as in train.csv"
-    # Labels that only the answers have are not for the agent to see.
-    known = f"one of {some(list(spec.labels), 8)}" if spec.labels else "a label of train.csv"
-    return f"{name!r} must be {known}; got {some(different)} ({len(strange)} in all): {hint}"
-
-
-def _numbers(columns: list[list[str]], names: Sequence[str]) -> Array:
-    table = []
-    for name, column in zip(names, columns, strict=True):
-        numbers = [_number(cell) for cell in column]
-        strange = [cell for cell, number in zip(column, numbers, strict=True) if number is None]
-        if strange:
-            share = f"{len(strange)} of {len(column)} cells of {name!r} are not plain numbers"
-            hint = "no units, currency, percent, thousands signs or decimal commas"
-            raise Invalid("not_numeric", f"{share}: {some(sorted(set(strange)))}; {hint}")
-        table.append(numbers)
-    result = np.array(table, dtype=float).T
-    for name, column, values in zip(names, columns, result.T, strict=True):
-        strange = [column[row] for row in np.flatnonzero(~np.isfinite(values))]
-        if strange:
-            share = f"{len(strange)} of {len(column)} cells of {name!r} are infinite or too large"
-            raise Invalid("not_finite", f"{share}: {some(sorted(set(strange)))}; replace them")
-    return result
-
-
-def _check_range(guess: Array, columns: list[list[str]], names: Sequence[str]) -> None:
-    for name, column, values in zip(names, columns, guess.T, strict=True):
-        outside = [column[row] for row in np.flatnonzero((values < 0) | (values > 1))]
-        if outside:
-            share = f"{len(outside)} of {len(column)} cells of {name!r} are outside [0, 1]"
-            raise Invalid("not_probability", f"{share}: {some(outside)}; use predict_proba")
-
-
-def _number(cell: str) -> float | None:
-    text = cell.strip().lower()
-    if text in ("true", "false"):
-        return float(text == "true")
-    try:
-        # Python also reads 1_000 and the digits of other scripts; few other tools do.
-        return float(text) if text.isascii() and "_" not in text else None
-    except ValueError:
-        return None
-
-
-def _check_sums(guess: Array, warnings: list[str]) -> None:
-    sums = guess.sum(axis=1)
-    if sums.min() <= 0:
-        count = int((sums <= 0).sum())
-        raise Invalid("not_probability", f"the probabilities of {count} rows are all 0: they must sum to 1")
-    off = int((np.abs(sums - 1) > 1e-3).sum())
-    if off:
-        warnings.append(f"the probabilities of {off} rows did not sum to 1 and were scaled")
-
-
-def _text_array(columns: list[list[str]]) -> Array:
-    array = np.empty((len(columns[0]), len(columns)), dtype=object)
-    for j, column in enumerate(columns):
-        array[:, j] = column
-    return array
+        truth = np.array([[number(c) for c in column] for column in answers.columns], dtype=float).T
+    return _Aligned(truth=truth, guess=guess, labels=answers.labels, positive=answers.positive)
 
 
 def _read_answers(path: Path, spec: TaskSpec) -> _Answers:
@@ -357,9 +248,10 @@ def _read_answers(path: Path, spec: TaskSpec) -> _Answers:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: the answers cannot be read: {error}") from error
     try:
-        ids, columns = parse(text, spec.id_column, wanted, warnings=[], keep=sys.maxsize)
+        table = parse(text, spec.id_column, wanted, warnings=[], keep=sys.maxsize)
     except Invalid as fault:
         raise DataError(f"{path}: unusable answers: {fault}") from None
+    ids, columns = table.ids, table.columns
     if len(set(ids)) < len(ids):
         raise DataError(f"{path}: ids of column {spec.id_column!r} appear twice; every id needs one answer")
     if spec.label_column:
@@ -369,8 +261,40 @@ def _read_answers(path: Path, spec: TaskSpec) -> _Answers:
         if strange:
             raise DataError(f"{path}: column {spec.label_column!r} has {some(strange)}, not a target column")
         columns = [[str(float(cell == name)) for cell in true] for name in classes]
-    numeric = metrics.metric(spec.metric).family in (Family.NUMBER, Family.CLASS_PROBABILITY)
-    for name, column in zip(wanted, columns, strict=False):
-        if numeric and any(_number(c) is None or not math.isfinite(_number(c) or 0) for c in column):
-            raise DataError(f"{path}: column {name!r} must hold plain numbers in every row for {spec.metric}")
-    return _Answers(ids=ids, columns=columns, size=len(text))
+    _check_truth(path, dict(zip(wanted, columns, strict=False)), spec)
+    labels, positive = _labels(path, columns, spec)
+    return _Answers(ids=ids, columns=columns, labels=labels, positive=positive, size=len(text))
+
+
+def _check_truth(path: Path, columns: dict[str, list[str]], spec: TaskSpec) -> None:
+    """Raises `DataError` where the true cells are not what the metric takes."""
+    family = metrics.metric(spec.metric).family
+    for name, column in columns.items():
+        if family in (Family.NUMBER, Family.CLASS_PROBABILITY):
+            if any(number(c) is None or not math.isfinite(number(c) or 0) for c in column):
+                raise DataError(
+                    f"{path}: column {name!r} must hold plain numbers in every row for {spec.metric}"
+                )
+        elif family in LABELLED:
+            blank = sum(
+                c.strip().lower() in NO_LABELS and c.strip() not in (spec.labels or ()) for c in column
+            )
+            if blank:
+                raise DataError(
+                    f"{path}: column {name!r} has no label in {blank} rows; fill them, or drop these rows "
+                    "here and from test.csv, or name the blank as one of the labels"
+                )
+
+
+def _labels(path: Path, columns: list[list[str]], spec: TaskSpec) -> tuple[tuple[str, ...], str | None]:
+    """All labels that may be predicted, in one spelling, and the positive one; none for other metrics."""
+    if metrics.metric(spec.metric).family not in LABELLED:
+        return (), spec.positive
+    true = {canonical(cell) for column in columns for cell in column}
+    labels = metrics.label_order([*(spec.labels or ()), *true])
+    unify = spelling(labels)
+    labels = metrics.label_order([unify(label) for label in labels])
+    positive = labels[-1] if spec.positive is None else unify(spec.positive)
+    if positive not in labels:
+        raise DataError(f"{path}: positive = {spec.positive!r} is not one of the labels {some(labels, 8)}")
+    return tuple(labels), positive

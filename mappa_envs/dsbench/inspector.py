@@ -1,25 +1,27 @@
 """Runs inside the sandbox: looks at one artifact and says what is wrong with it.
 
-The host never runs this on a workspace. `artifacts` sends the source text of this file, of `safe_pickle` and
-of `pickle_checks` to a throw-away worker, which calls `examine(job)`. So it may import only what the sandbox
-has, and nothing else of this project.
+The host never runs this on a workspace. `artifacts` sends the source text of this file, and of the modules of
+this project that it imports, to a throw-away worker, which calls `examine(job)`. So none of them may import
+anything but what the sandbox has and each other.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 import io
-import itertools
 import math
 import os
-import re
 import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+from mappa_envs.dsbench.metrics import metric, score
 from mappa_envs.dsbench.pickle_checks import Fault, Refused
+from mappa_envs.dsbench.predictions import Expected, check_cells, spelling
 from mappa_envs.dsbench.safe_pickle import load, read_bytes
+from mappa_envs.dsbench.submission import Invalid, canonical, content, decode, match, parse
 
 
 def some(names: Any, limit: int = 4) -> str:
@@ -29,7 +31,7 @@ def some(names: Any, limit: int = 4) -> str:
 
 
 class Features:
-    """A table of features: `width`, `rows`, `columns` (None for an array), `numbers` and missing share."""
+    """A table of features: `shape`, `columns` (None for an array), `numbers` by column and missing share."""
 
     def __init__(self, path: str) -> None:
         import numpy as np
@@ -38,6 +40,7 @@ class Features:
 
         value = load(path)
         self.kind, self.value = type(value).__name__, value
+        self.numbers: Iterable[Any] = ()
         self.columns: list[str] | None = None
         if isinstance(value, pd.DataFrame):
             self.columns = [str(column) for column in value.columns]
@@ -45,8 +48,8 @@ class Features:
             self.shape: tuple[int, ...] = value.shape
             self.nan = float(value.isna().to_numpy().mean()) if value.size else 0.0
             wanted = [i for i, kind in enumerate(value.dtypes) if _number(kind)]
-            numbers = [value.iloc[:, i].to_numpy(float, na_value=np.nan) for i in wanted]
-            self.infinite = any(bool(np.isinf(column).any()) for column in numbers)
+            self.numbers = [value.iloc[:, i].to_numpy(float, na_value=np.nan) for i in wanted]
+            self.infinite = any(bool(np.isinf(column).any()) for column in self.numbers)
             return
         if scipy.sparse.issparse(value):
             array, shape = value.data, value.shape
@@ -58,6 +61,8 @@ class Features:
         self.shape, self.text = tuple(int(n) for n in shape), []
         if array.dtype.kind not in "biuf":
             self.text = [f"dtype {array.dtype}"]
+        elif len(self.shape) == 2:
+            self.numbers = value.tocsc().T if scipy.sparse.issparse(value) else array.T
         self.nan = float(pd.isna(array).sum() / max(1, math.prod(self.shape)))
         self.infinite = array.dtype.kind == "f" and bool(np.isinf(array).any())
 
@@ -88,6 +93,10 @@ def features(job: dict[str, Any], out: dict[str, Any]) -> None:
     if not train and os.path.lexists("X_train.pkl"):
         _same_columns(table)
     remarks = []
+    if train:
+        _not_the_target(path, table, job)
+    if rows > 1 and not any(_varies(column) for column in _dense(table)):
+        remarks.append("none of its columns varies: nothing can be learned from it")
     if table.nan:
         remarks.append(f"{table.nan:.1%} of its cells are missing")
     if job["id"] in (table.columns or []):
@@ -95,6 +104,41 @@ def features(job: dict[str, Any], out: dict[str, Any]) -> None:
     if train and rows != job["train_rows"]:
         remarks.append(f"it has {rows} rows, train.csv has {job['train_rows']}")
     out["problem"] = "; ".join(remarks)
+
+
+def _dense(table: Features) -> Iterator[Any]:
+    """Its columns, one after the other, as arrays."""
+    import numpy as np
+
+    for column in table.numbers:
+        yield np.asarray(column.toarray() if hasattr(column, "toarray") else column, dtype=float).ravel()
+
+
+def _varies(column: Any) -> bool:
+    import numpy as np
+
+    return not np.array_equal(column, np.full_like(column, column[0]), equal_nan=True)
+
+
+def _not_the_target(path: str, table: Features, job: dict[str, Any]) -> None:
+    """Is a feature, value for value, the target of train.csv or its usual codes, and no other column?"""
+    import numpy as np
+    import pandas as pd
+
+    train = _train(job)
+    if train is None or table.shape[0] != len(train):
+        return
+    given: list[Any] = []
+    secret: list[Any] = []
+    for name, column in train.items():
+        words = not _number(column.dtype)
+        kinds = (pd.Categorical(column).codes, pd.factorize(column)[0]) if words else (column,)
+        (secret if name in job["hidden"] else given).extend(np.asarray(kind, dtype=float) for kind in kinds)
+    secret = [values for values in secret if not any(np.array_equal(values, other) for other in given)]
+    for at, column in enumerate(_dense(table)):
+        if any(np.array_equal(column, values) for values in secret):
+            name = table.columns[at] if table.columns else str(at)
+            raise Fault(f"{path} contains the target, as its column {some([name])}; drop it")
 
 
 def _check_rows(path: str, rows: int, job: dict[str, Any], train: bool) -> None:
@@ -144,7 +188,7 @@ def target(job: dict[str, Any], out: dict[str, Any]) -> None:
     _target_rows(path, rows, job)
     if rows > 1 and (frame.nunique(dropna=False) < 2).all():
         raise Fault(f"{path} has the same value in every row: it is not the target")
-    _not_a_feature(path, frame, job)
+    _check_values(path, frame, job)
     if rows != job["train_rows"]:
         out["problem"] = f"it has {rows} rows, train.csv has {job['train_rows']}"
 
@@ -158,22 +202,43 @@ def _target_rows(path: str, rows: int, job: dict[str, Any]) -> None:
         raise Fault(f"{path} has {rows} rows, {where} has {wanted}")
 
 
-def _not_a_feature(path: str, frame: Any, job: dict[str, Any]) -> None:
-    """Is it, value for value, another column of train.csv (as the task gave it)?"""
+def _check_values(path: str, frame: Any, job: dict[str, Any]) -> None:
+    """Can these be values of the target, as they are, encoded or transformed?"""
+    train = _train(job)
+    if train is None or frame.shape[1] > 1:
+        return
+    if len(frame) == len(train):
+        mine = frame.iloc[:, 0].astype(str).tolist()
+        same = [str(c) for c in train.columns if train[c].astype(str).tolist() == mine]
+        if same and not set(same) & set(job["hidden"]):
+            raise Fault(f"{path} holds the column {some(same, 1)}, not the target {some(job['hidden'])}")
+    names = [name for name in train.columns if name in job["hidden"]]
+    if len(names) != 1:
+        return
+    true, values = train[names[0]], frame.iloc[:, 0]
+    if true.isna().any():
+        return  # who fills gaps makes new values
+    if values.nunique() > true.nunique():
+        raise Fault(
+            f"{path} has {values.nunique()} different values, the target {names[0]!r} of train.csv has "
+            f"{true.nunique()}"
+        )
+    # Numbers may be codes or a transform of the target; words are its own or wrong.
+    if not _number(values.dtype):
+        odd = sorted(set(map(canonical, values.astype(str))) - set(map(canonical, true.astype(str))))
+        if odd:
+            raise Fault(f"{path} has the values {some(odd)}, which the target {names[0]!r} never has")
+
+
+def _train(job: dict[str, Any]) -> Any:
+    """train.csv, or None where it is large or not as the task gave it."""
     import pandas as pd
 
-    if len(frame) != job["train_rows"] or frame.shape[1] > 1 or not os.path.lexists("train.csv"):
-        return
-    if os.stat("train.csv").st_size > job["max_compared_bytes"]:
-        return
-    data = read_bytes("train.csv")
-    if hashlib.sha256(data).hexdigest() != job["train_sha256"]:
-        return
-    train = pd.read_csv(io.BytesIO(data))
-    mine = frame.iloc[:, 0].astype(str).tolist()
-    same = [str(c) for c in train.columns if train[c].astype(str).tolist() == mine]
-    if same and not set(same) & set(job["hidden"]):
-        raise Fault(f"{path} holds the column {some(same, 1)}, not the target {some(job['hidden'])}")
+    try:
+        data = read_bytes("train.csv", job["max_compared_bytes"])
+    except Fault:
+        return None
+    return pd.read_csv(io.BytesIO(data)) if hashlib.sha256(data).hexdigest() == job["train_sha256"] else None
 
 
 def model(job: dict[str, Any], out: dict[str, Any]) -> None:
@@ -245,68 +310,53 @@ CONSTANT = "predict(X_test) gives the same value for every row"
 
 
 def submission(job: dict[str, Any], out: dict[str, Any]) -> None:
+    """What the grader would say, as far as that does not depend on the answers."""
     path = job["path"]
-    # More are wrong in any case, and lists of millions of rows would exhaust the memory.
-    most = 10 * job["test_rows"] + 1000
     try:
-        text = read_bytes(path, 64 * 2**20).decode("utf-8-sig")
-        rows = (row for row in csv.reader(io.StringIO(text, newline="")) if row)
-        table = list(itertools.islice(rows, most + 1))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise Fault(f"{path} is not CSV text") from error
-    if len(table) > most:
-        raise Fault(f"{path} has {most} rows or more, test.csv has {job['test_rows']}")
-    header = [name.strip() for name in table[0]] if table else []
-    out.update(kind="csv", shape=[max(0, len(table) - 1), len(header)])
-    lowered = [name.lower() for name in header]
-    absent = [name for name in (job["id"], *job["targets"]) if name.lower() not in lowered]
-    if absent:
-        raise Fault(f"{path} lacks the column {some(absent)}; it has {some(header, 6)}")
-    body = table[1:]
-    if any(len(row) != len(header) for row in body):
-        raise Fault(f"{path} has rows of different length")
-    ids = sorted(canonical(row[lowered.index(job["id"].lower())]) for row in body)
+        text = decode(content(Path(path), job["max_submission_bytes"]))
+        table = parse(text, job["id"], job["targets"], warnings=[], keep=job["test_rows"])
+        out.update(kind="csv", shape=[len(table.ids), table.width])
+        _check_ids(path, table.ids, job)
+        labels = tuple(job["labels"] or ())
+        unify = spelling(labels)
+        expected = Expected(
+            metric=metric(job["metric"]),
+            names=job["targets"],
+            labels=tuple(map(unify, labels)),
+            shown=labels,
+        )
+        guess = check_cells(table.columns, table.ids, expected, [], None)
+    except Invalid as fault:
+        raise Fault(f"{path}: {fault}") from None
+    if expected.metric.family == "number" and abs(guess).max() > HUGE:
+        # Such values overflow or do not, whatever the answers are.
+        truth = guess * 0
+        truth[::2] = 1
+        if len(guess) > 1 and not math.isfinite(score(job["metric"], truth, guess)):
+            raise Fault(f"{path}: {job['metric']} cannot be computed from predictions as large as these")
+
+
+HUGE = 1e100
+
+
+def _check_ids(path: str, ids: list[str], job: dict[str, Any]) -> None:
+    right = len(ids) == job["test_rows"] and _digest(ids) == job["ids_sha256"]
+    if right:
+        return
+    try:
+        data = read_bytes("test.csv", job["max_compared_bytes"])
+        wanted = parse(decode(data), job["id"], (), warnings=[], keep=0).ids
+    except (Fault, Invalid):
+        wanted = []
+    if _digest(wanted) == job["ids_sha256"]:
+        match(ids, wanted, job["id"])
     if len(ids) != job["test_rows"]:
         raise Fault(f"{path} has {len(ids)} rows, test.csv has {job['test_rows']}")
-    if hashlib.sha256("\n".join(ids).encode()).hexdigest() != job["ids_sha256"]:
-        raise Fault(f"the ids of {path} are not those of test.csv; copy its column {job['id']!r}")
-    for name in job["targets"]:
-        _check_cells(path, name, [row[lowered.index(name.lower())].strip() for row in body], job)
+    raise Fault(f"the ids of {path} are not those of test.csv; copy its column {job['id']!r}")
 
 
-def _check_cells(path: str, name: str, cells: list[str], job: dict[str, Any]) -> None:
-    labels = set(job["labels"] or ())
-    blank = sum(cell.lower() in BLANKS and cell not in labels for cell in cells)
-    if blank:
-        raise Fault(f"{blank} cells of {path} in column {name!r} are empty")
-    if job["family"] == "label" and labels:
-        if labels <= {"0", "1"}:
-            labels |= {"true", "false", "True", "False"}
-        odd = sorted({cell for cell in cells if canonical(cell) not in labels})
-        if odd:
-            raise Fault(
-                f"{path} has {some(odd, 3)} in column {name!r}; the labels are {some(sorted(labels), 6)}"
-            )
-    if job["family"] in ("number", "score", "class probability"):
-        odd = [cell for cell in cells if not _finite(cell)]
-        if odd:
-            raise Fault(f"{path} has {some(odd, 3)} in column {name!r}, which must be numbers")
-
-
-BLANKS = frozenset({"", "nan", "-nan", "na", "n/a", "null", "none", "<na>", "nat"})
-
-
-def canonical(cell: str) -> str:
-    """Ids and labels compare as text, with 1.0 read as 1."""
-    match = re.fullmatch(r"(-?\d+)\.0*", cell.strip())
-    return match[1] if match else cell.strip()
-
-
-def _finite(cell: str) -> bool:
-    try:
-        return math.isfinite(float(cell))
-    except ValueError:
-        return False
+def _digest(ids: list[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()
 
 
 def any_file(job: dict[str, Any], out: dict[str, Any]) -> None:

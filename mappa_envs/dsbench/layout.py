@@ -7,7 +7,8 @@ One's own folder, one subfolder a task (the embedded tasks are stored like this,
     <root>/<task>/test.csv          with the id column, without the targets
     <root>/<task>/answers.csv       id and targets of every row of test.csv; never shown to an agent
     <root>/<task>/description.txt   optional; the task in a sentence or two
-    <root>/<task>/sample_submission.csv   optional; one that knows nothing is built where it is missing
+    <root>/<task>/sample_submission.csv   optional; one that knows nothing is built where it is missing. One
+                                          that is the answers is refused, unless all its rows are alike
 
     metric = "rmse"                 # see `metrics`; the direction follows
     id = "id"
@@ -19,8 +20,9 @@ One's own folder, one subfolder a task (the embedded tasks are stored like this,
 
 The tables are CSV text in UTF-8 (see `csv_files`). The official layout is that of `official`.
 
-Loading reads headers and first rows; files up to 16 MiB also for labels and a missing sample. `check` reads
-all tables row by row, and grades the answers against themselves up to `GRADED_BYTES`.
+Loading reads headers and first rows; files up to 16 MiB also for labels and a missing sample, samples and
+answers up to 1 MiB to compare them. `check` reads all tables row by row, and grades answers up to
+`GRADED_BYTES` against themselves, and the sample.
 """
 
 from __future__ import annotations
@@ -34,9 +36,21 @@ from pathlib import Path
 from typing import Any
 
 from mappa_envs.dsbench import metrics, official
-from mappa_envs.dsbench.csv_files import read_cells
+from mappa_envs.dsbench.csv_files import is_number, not_utf8, read_cells, read_header
 from mappa_envs.dsbench.grading import TaskSpec, canonical, grade, perfect_submission
-from mappa_envs.dsbench.task_files import Entry, Paths, check_columns, make_task, require
+from mappa_envs.dsbench.metrics import Family
+from mappa_envs.dsbench.task_files import (
+    BLANK_CELLS,
+    Entry,
+    Paths,
+    check_columns,
+    check_labels,
+    check_scores,
+    holds_answers,
+    is_uniform,
+    make_task,
+    require,
+)
 from mappa_envs.dsbench.tasks import SPLITS, DSBenchTask
 from mappa_envs.errors import ConfigError, DataError
 
@@ -45,6 +59,9 @@ MAX_DESCRIPTION = 600
 
 GRADED_BYTES = 16 * 2**20
 """`check` grades answers up to this size; grading holds a table in memory."""
+
+MAX_LABELS = 10_000
+"""`check` keeps no more different values of a target than this."""
 
 _KEYS = (
     "description", "type", "metric", "id", "targets", "labels", "positive", "label_column", "split",
@@ -99,7 +116,8 @@ def check(path: str | Path) -> list[Finding]:
 
 def _check_tables(task: DSBenchTask) -> str:
     """Read the tables, grade the answers against themselves, and the sample. `DataError` on a finding."""
-    facts = f"{task.task_type}, {task.spec.metric}"
+    # First: what is wrong with the labels of train.csv shows in the answers, too, but less clearly.
+    num_train = _check_train(task)
     small = task.answers.stat().st_size <= GRADED_BYTES
     if small:
         verdict = grade(perfect_submission(task.answers, task.spec), task.answers, task.spec)
@@ -107,13 +125,24 @@ def _check_tables(task: DSBenchTask) -> str:
             told = verdict.message or f"score {verdict.score}"
             raise DataError(f"{task.answers}: a perfect submission is not perfect: {verdict.code}, {told}")
     num_test = _same_ids(task)
-    facts += f", {_check_train(task)} training rows, {num_test} test rows"
-    sample = task.files.get("sample_submission.csv")
+    facts = f"{task.task_type}, {task.spec.metric}, {num_train} training rows, {num_test} test rows"
     if not small:
         return f"{facts}; the answers are large: ids compared, not graded"
-    if sample is not None and not (verdict := grade(sample, task.answers, task.spec)).valid:
-        return f"{facts}; note: the sample submission is not valid ({verdict.code}: {verdict.message})"
-    return facts
+    return facts + _check_sample(task)
+
+
+def _check_sample(task: DSBenchTask) -> str:
+    """A note on a sample that is not valid. Raises `DataError` if it holds the answers."""
+    sample = task.files.get("sample_submission.csv")
+    if sample is None:
+        return ""
+    verdict = grade(sample, task.answers, task.spec)
+    if verdict.score is None:
+        return f"; note: the sample submission is not valid ({verdict.code}: {verdict.message})"
+    is_perfect = abs(verdict.score - metrics.perfect(task.spec.metric)) <= 1e-9
+    if is_perfect and not is_uniform(sample, task.spec):
+        raise holds_answers(sample)
+    return ""
 
 
 def _same_ids(task: DSBenchTask) -> int:
@@ -140,20 +169,53 @@ def _id_sum(path: Path, id_column: str) -> tuple[int, int]:
 
 
 def _check_train(task: DSBenchTask) -> int:
-    """The number of training rows. Raises `DataError` if there is nothing to learn in them."""
+    """The number of training rows. Raises `DataError` if nothing can be learnt from them."""
     train, spec = task.files["train.csv"], task.spec
+    _check_features(task)
     truth = [spec.label_column] if spec.label_column else list(spec.target_columns)
+    numeric = metrics.metric(spec.metric).family is Family.NUMBER
     count, first, varied = 0, [""] * len(truth), False
+    values: set[str] = set()
     for cells in read_cells(train, truth):
         first = first if count else cells
         varied = varied or cells != first
         count += 1
+        if numeric:
+            _check_numbers(train, count, truth, cells, spec.metric)
+        elif len(values) <= MAX_LABELS:
+            values.update(map(canonical, cells))
+    check_labels(train, spec, {value for value in values if value.lower() not in BLANK_CELLS})
     if not varied:
         raise DataError(
             f"{train}: the target {', '.join(truth[:3])} has the same value in all {count} rows: "
             "there is nothing to learn; choose another target"
         )
     return count
+
+
+def _check_features(task: DSBenchTask) -> None:
+    """Raise `DataError` unless test.csv has features, all of them in train.csv, too."""
+    train, test = (read_header(task.files[f"{part}.csv"]) for part in ("train", "test"))
+    features = [name for name in test if name and name != task.spec.id_column]
+    path = task.files["test.csv"]
+    if not features:
+        raise DataError(
+            f"{path}: has the column {task.spec.id_column!r} alone; add the features of train.csv"
+        )
+    if strange := [name for name in features if name not in train]:
+        raise DataError(
+            f"{path}: column {strange[0]!r} is not in train.csv; add it there, or remove it from test.csv"
+        )
+
+
+def _check_numbers(train: Path, row: int, names: list[str], cells: list[str], metric: str) -> None:
+    for name, cell in zip(names, cells, strict=True):
+        text = cell.strip().lower()
+        if not (text in BLANK_CELLS or text in ("true", "false") or is_number(text)):
+            raise DataError(
+                f"{train}: row {row} below the header has {cell[:40]!r} in the target {name!r}, but {metric} "
+                "needs plain numbers: mend the cell, or choose another metric or target"
+            )
 
 
 def _entries(root: Path) -> list[Entry]:
@@ -165,11 +227,12 @@ def _entries(root: Path) -> list[Entry]:
         return [_own_entry(folder) for folder in own]
     tried = official.candidates(root)
     for data in tried:
-        if (data / "data_resplit").is_dir() and (found := official.entries(data)):
+        if (data / "data_resplit").is_dir() and (found := official.chosen(data, root)):
             return found
     raise DataError(
         f"{root}: no tasks. Tried {root}/*/task.toml and {', '.join(f'{p}/data_resplit' for p in tried)}. "
-        "DSBench is data_modeling/data.zip of the Hugging Face dataset liqiang888/DSBench, 3 GB unpacked"
+        "Give the folder with one subfolder a task, or DSBench's folder data_modeling: the "
+        "unpacked data_modeling/data.zip of the Hugging Face dataset liqiang888/DSBench, 3 GB unpacked"
     )
 
 
@@ -199,6 +262,7 @@ def _own_task(folder: Path) -> DSBenchTask:
     except ConfigError as error:
         raise DataError(f"{toml}: {error}") from None
     check_columns(paths, spec, fix=f"rename the column, or correct 'id' or 'targets' in {toml}")
+    check_scores(toml, spec, facts)
     if paths.sample is not None:
         require(
             paths.sample, [spec.id_column, *spec.target_columns], "rename the columns, or delete the file"
@@ -208,10 +272,7 @@ def _own_task(folder: Path) -> DSBenchTask:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        facts = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise DataError(f"{path}: {error}") from None
+    facts = _parse_toml(path)
     if unknown := sorted(set(facts) - set(_KEYS)):
         raise DataError(f"{path}: unknown key {unknown[0]!r}; known: {', '.join(_KEYS)}")
     for key in ("metric", "id", "targets"):
@@ -224,19 +285,39 @@ def _read_toml(path: Path) -> dict[str, Any]:
         facts[key] = [facts[key]] if isinstance(facts.get(key), str) else facts.get(key)
         if facts[key] is not None and (not isinstance(facts[key], list) or not facts[key]):
             raise DataError(f'{path}: {key!r} must be a list that is not empty, such as ["price"]')
+    _check_cells(path, facts)
     for key, allowed in (("split", SPLITS), ("type", ("classification", "regression", "text"))):
         if facts.get(key, allowed[0]) not in allowed:
             raise DataError(f"{path}: {key} = {facts[key]!r} must be one of {', '.join(allowed)}")
-    for key in ("dummy", "reference"):
-        if isinstance(facts.get(key, 0), bool) or not isinstance(facts.get(key, 0), int | float):
-            raise DataError(f"{path}: {key!r} must be a score, a number; got {facts[key]!r}")
     return facts
+
+
+def _parse_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, error) from None
+    except RecursionError:
+        raise DataError(f"{path}: is nested too deeply; it needs no more than `key = value`") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _check_cells(path: Path, facts: dict[str, Any]) -> None:
+    """The contents of the lists, and `positive`."""
+    for name in facts["targets"]:
+        if not isinstance(name, str) or not name.strip():
+            raise DataError(f"{path}: 'targets' must be names of columns in quotes; got {name!r}")
+    for label in [*(facts["labels"] or ()), facts.get("positive", "")]:
+        if not isinstance(label, str | int | float):
+            key = "labels" if label in (facts["labels"] or ()) else "positive"
+            raise DataError(f'{path}: {key!r} must be text or numbers, such as "b"; got {label!r}')
 
 
 def _description(path: Path, fallback: str) -> str:
     """The text of the file in one paragraph, cut if it is long; the task's name if there is none."""
     try:
-        text = " ".join(path.read_text(encoding="utf-8", errors="replace").split())
+        text = " ".join(path.read_text(encoding="utf-8-sig", errors="replace").split())
     except OSError:
         text = ""
     if len(text) > MAX_DESCRIPTION:

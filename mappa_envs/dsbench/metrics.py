@@ -1,7 +1,8 @@
 """The metrics of DSBench tasks: names, direction, perfect value and computation.
 
 `score` takes arrays that are already aligned by id (see `grading`). Several target columns score the mean
-over them. scikit-learn and scipy compute what they have. A NaN result means: not defined here.
+over them. scikit-learn and scipy compute what they have. A NaN result means: not defined here. Also runs
+inside the sandbox, for `inspector`.
 """
 
 from __future__ import annotations
@@ -122,13 +123,14 @@ def _gini(truth: Array, guess: Array, labels: Sequence[str], positive: str | Non
 def _log_loss(truth: Array, guess: Array, labels: Sequence[str], positive: str | None) -> float:
     # scikit-learn clips at the machine epsilon of the dtype; the customary floor is 1e-15.
     p = np.where(truth == 1, guess, 1 - guess)
-    return float(-np.mean(np.log(np.clip(p, PROBABILITY_FLOOR, 1))))
+    return float(0 - np.mean(np.log(np.clip(p, PROBABILITY_FLOOR, 1))))
 
 
 def _mc_log_loss(truth: Array, guess: Array) -> float:
     """`truth` is one-hot, `guess` has rows with a positive sum; both rows × classes."""
     p = np.clip(guess / guess.sum(axis=1, keepdims=True), PROBABILITY_FLOOR, 1)
-    return float(-np.mean(np.sum(truth * np.log(p), axis=1)))
+    # 0 - 0 is 0, where -0 would be -0.
+    return float(0 - np.mean(np.sum(truth * np.log(p), axis=1)))
 
 
 def _sklearn(function: str) -> ColumnScore:

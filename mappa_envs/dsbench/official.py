@@ -1,9 +1,12 @@
-"""The official layout of DSBench: the unpacked data.zip, whatever folder of it is given.
+"""The official layout of DSBench: the unpacked data.zip, given as data_modeling, the folder above, or below.
+
+The folder of a task, in data_resplit or answers, stands for that task alone.
 
     data_modeling/data.json                              the names, JSON Lines in spite of its own
     data_modeling/data/data_resplit/<task>/train.csv
     data_modeling/data/data_resplit/<task>/test.csv
-    data_modeling/data/data_resplit/<task>/<any name>.csv    the sample submission
+    data_modeling/data/data_resplit/<task>/<any name>.csv    the sample submission; of several tables, the
+                                                             one named after "sample" or "submission"
     data_modeling/data/answers/<task>/test_answer.csv
     data_modeling/save_performance/{baseline,GT}/<task>/result.txt   scores; optional
 
@@ -24,6 +27,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -43,9 +48,22 @@ def official_facts() -> dict[str, dict[str, Any]]:
 
 
 def candidates(root: Path) -> list[Path]:
-    """The folders that may hold `data_resplit`, for any folder of the archive."""
-    inside = root.parent if root.name == "data_resplit" else root
-    return [inside, root / "data", root / "data_modeling", root / "data_modeling" / "data"]
+    """The folders that may hold `data_resplit`: the one given, below it, then up to two levels above it."""
+    root = _absolute(root)
+    below = [root / "data", root / "data_modeling", root / "data_modeling" / "data"]
+    return [root, *below, root.parent, root.parent.parent]
+
+
+def chosen(data: Path, root: Path) -> list[Entry]:
+    """The tasks that the folder given stands for: its own, if it is the folder of one, else all."""
+    root = _absolute(root)
+    one = root.parent in (data / "data_resplit", data / "answers")
+    return [entry for entry in entries(data) if not one or entry.name == root.name]
+
+
+def _absolute(root: Path) -> Path:
+    """Links are not followed: the folders beside a linked data_resplit are those of the link."""
+    return Path(os.path.abspath(root))
 
 
 def entries(data: Path) -> list[Entry]:
@@ -83,8 +101,10 @@ def _listed(data: Path) -> set[str]:
                 records = json.loads(text)
             except json.JSONDecodeError:
                 records = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise DataError(f"{path}: neither JSON nor JSON Lines: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{path}: neither JSON nor JSON Lines: {error}. Restore it from data.zip, or delete it"
+            ) from None
         records = records if isinstance(records, list) else [records]
         return {str(record["name"]) for record in records if isinstance(record, dict) and "name" in record}
     return set()
@@ -92,13 +112,11 @@ def _listed(data: Path) -> set[str]:
 
 def _task(data: Path, name: str, facts: Mapping[str, Any]) -> DSBenchTask:
     folder = data / "data_resplit" / name
-    others = sorted(path for path in folder.glob("*.csv") if path.name not in ("train.csv", "test.csv"))
-    samples = [path for path in others if not path.name.startswith(".")]
     paths = Paths(
         train=folder / "train.csv",
         test=folder / "test.csv",
         answers=data / "answers" / name / "test_answer.csv",
-        sample=samples[0] if samples else None,
+        sample=_sample(folder),
     )
     for path in (paths.train, paths.test):
         if not path.is_file():
@@ -107,6 +125,24 @@ def _task(data: Path, name: str, facts: Mapping[str, Any]) -> DSBenchTask:
     spec = TaskSpec(metric=facts["metric"], id_column=id_column, target_columns=targets)
     check_columns(paths, spec, fix="restore the file from DSBench's data.zip, or rename the column")
     return make_task(name, paths, spec, facts["text"], {**facts, **_scores(data, name, facts)})
+
+
+def _sample(folder: Path) -> Path | None:
+    """The sample submission: the one other table. A name that says so goes before one that does not."""
+    others = [
+        path
+        for path in sorted(folder.glob("*.csv"))
+        if path.name not in ("train.csv", "test.csv") and not path.name.startswith(".")
+    ]
+    named = [path for path in others if re.search("sample|submission", path.name, re.IGNORECASE)]
+    tables = named or others
+    if len(tables) > 1:
+        # One of them may be the answers, and agents get to see the sample.
+        raise DataError(
+            f"{folder}: {', '.join(path.name for path in tables)} may each be the sample submission; "
+            "keep one of them beside train.csv and test.csv"
+        )
+    return tables[0] if tables else None
 
 
 def _columns(paths: Paths, facts: Mapping[str, Any]) -> tuple[str, list[str]]:

@@ -1,6 +1,7 @@
 """Reading a submission: from an untrusted file to the cells of its columns, row by row of the answers.
 
-Every step raises `Invalid` with one of `CODES` and a message that says what to mend.
+Every step raises `Invalid` with one of `CODES` and a message that says what to mend. Also runs inside the
+sandbox, for `inspector`: so it may import only the standard library.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 CODES = (
@@ -55,10 +57,11 @@ class Invalid(Exception):
 
 
 def canonical(cell: str) -> str:
-    """Ids and labels compare as text, with 1.0 read as 1. `007` stays `007`."""
+    """Ids and labels compare as text, with 1.0 read as 1 and -0 as 0. `007` stays `007`."""
     text = cell.strip()
-    match = _WHOLE.fullmatch(text)
-    return match[1] if match else text
+    if "." in text and (found := _WHOLE.fullmatch(text)):
+        text = found[1]
+    return "0" if text == "-0" else text
 
 
 def content(submission: Path | bytes | None, limit: int) -> bytes:
@@ -111,13 +114,21 @@ def decode(data: bytes) -> str:
     return text
 
 
-def parse(
-    text: str, id_column: str, targets: Sequence[str], *, warnings: list[str], keep: int
-) -> tuple[list[str], list[list[str]]]:
-    """The canonical ids and the cells of each target column, at most `keep` rows of them."""
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """The canonical ids of all rows, the cells of each target column and the number of all columns."""
+
+    ids: list[str]
+    columns: list[list[str]]
+    width: int
+
+
+def parse(text: str, id_column: str, targets: Sequence[str], *, warnings: list[str], keep: int) -> Table:
+    """The table of a submission: every id, but the target cells of the first `keep` rows only."""
     names = (id_column, *targets)
     reader = csv.reader(itertools.chain(io.StringIO(text, newline=""), [f"{_END},{_END}"]))
-    wanted: list[list[str]] = [[] for _ in names]
+    ids: list[str] = []
+    columns: list[list[str]] = [[] for _ in targets]
     try:
         rows = _rows(reader)
         header = [name.strip() for name in next(rows, [])]
@@ -131,15 +142,25 @@ def parse(
                     "ragged",
                     f"line {reader.line_num} has {len(row)} fields, the header has {len(header)}: {_TO_CSV}",
                 )
-            if len(wanted[0]) < keep:
-                for column, at in zip(wanted, where, strict=True):
+            if len(ids) < keep:
+                for column, at in zip(columns, where[1:], strict=True):
                     column.append(row[at] if at is not None else "")
+            ids.append(canonical(row[where[0]]) if where[0] is not None else "")
     except csv.Error as error:
-        raise Invalid("ragged", f"line {reader.line_num}: {error} (an unclosed quote?): {_TO_CSV}") from None
+        raise Invalid("ragged", _unreadable(reader.line_num, error)) from None
     _check_header(header, where, names, warnings)
-    if not wanted[0]:
+    if not ids:
         raise Invalid("no_rows", "the submission has a header but no rows: predict every row of test.csv")
-    return [canonical(cell) for cell in wanted[0]], wanted[1:]
+    return Table(ids=ids, columns=columns, width=len(header))
+
+
+def _unreadable(line: int, error: csv.Error) -> str:
+    if "field limit" in str(error):
+        return (
+            f"line {line} has a cell of more than {csv.field_size_limit()} characters, the limit: "
+            "write the id and the predictions only, and close every quote"
+        )
+    return f"line {line}: {error} (an unclosed quote?): {_TO_CSV}"
 
 
 def _rows(lines: Iterable[list[str]]) -> Iterator[list[str]]:

@@ -7,8 +7,9 @@ import dataclasses
 import hashlib
 import logging
 import os
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,19 @@ from mappa_envs.dsbench.cache import cache_root
 from mappa_envs.dsbench.csv_files import read_cells, read_columns, read_header
 from mappa_envs.dsbench.grading import TaskSpec, canonical
 from mappa_envs.dsbench.metrics import Family
+from mappa_envs.dsbench.submission import some
 from mappa_envs.dsbench.tasks import DSBenchTask, make_prompt
 from mappa_envs.errors import DataError, UnavailableError
 
 READ_BYTES = 16 * 2**20
 """Up to this size, loading reads train.csv for labels that nobody named, test.csv for a missing sample."""
+
+COMPARED_BYTES = 2**20
+"""Up to this size, loading compares a sample submission with the answers."""
+
+BINARY = frozenset({"true", "false", "0", "1"})
+BLANK_CELLS = frozenset({"", "nan", "na"})
+"""What counts as a gap in a target of train.csv, in lower case."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +62,8 @@ def make_task(name: str, paths: Paths, spec: TaskSpec, text: str, facts: Mapping
     given = set(read_header(paths.test))
     columns = [column for column in read_columns(paths.train) if column.name in given]
     files = {"train.csv": paths.train, "test.csv": paths.test}
+    if paths.sample is not None:
+        _refuse_answers(paths.sample, paths.answers, spec)
     if (sample := paths.sample or _built_sample(name, paths, spec)) is not None:
         files["sample_submission.csv"] = sample
     return DSBenchTask(
@@ -88,6 +99,87 @@ def require(path: Path, names: Sequence[str], fix: str) -> None:
         if name not in header:
             have = ", ".join(header[:8]) + (", …" if len(header) > 8 else "")
             raise DataError(f"{path}: no column {name!r} (it has: {have}). Fix: {fix}")
+
+
+def check_scores(toml: Path, spec: TaskSpec, facts: Mapping[str, Any]) -> None:
+    """Raise `DataError` unless dummy and reference are finite scores and the reference is the better one."""
+    for key in ("dummy", "reference"):
+        score = facts.get(key, 0)
+        is_number = isinstance(score, int | float) and not isinstance(score, bool)
+        # Integers of TOML may be too large for a float.
+        if not is_number or not abs(score) <= sys.float_info.max:
+            raise DataError(f"{toml}: {key!r} must be a score, a finite number; got {str(score)[:40]}")
+    if "dummy" not in facts or "reference" not in facts:
+        return
+    higher = metrics.higher_is_better(spec.metric)
+    dummy, reference = facts["dummy"], facts["reference"]
+    if not (reference > dummy if higher else reference < dummy):
+        raise DataError(
+            f"{toml}: reference = {reference} must be better than dummy = {dummy}, and a good {spec.metric} "
+            f"is {'high' if higher else 'low'}: correct one, or delete both"
+        )
+
+
+def check_labels(train: Path, spec: TaskSpec, found: Set[str]) -> None:
+    """Raise `DataError` unless the labels that train.csv has (canonical, no blanks) are those of the task."""
+    metric = metrics.metric(spec.metric)
+    if metric.family is Family.CLASS_PROBABILITY and spec.label_column:
+        known, where = {canonical(name) for name in spec.target_columns}, "'targets'"
+    elif metric.family in (Family.LABEL, Family.RANKING, Family.SCORE):
+        known, where = set(spec.labels or found), "'labels'"
+    else:
+        return
+    shown = some(metrics.label_order(list(known)), 8)
+    # True and 1, False and 0 stand for each other where there are no other labels.
+    is_binary = {label.lower() for label in known | found} <= BINARY
+    if (strange := sorted(found - known)) and not is_binary:
+        raise DataError(
+            f"{train}: the label {strange[0]!r} is not among {where} ({shown}): "
+            "add it there, or remove its rows"
+        )
+    if metric.family is not Family.SCORE and metric.name != "f1":
+        return
+    if spec.positive is None and len(known) > 2:
+        raise DataError(
+            f"{train}: {spec.metric} needs two labels, or the one that counts, but there are {len(known)} "
+            f"({shown}): set 'positive' to one of them"
+        )
+    if spec.positive is None or (is_binary and spec.positive.lower() in BINARY):
+        return
+    if spec.positive not in known:
+        raise DataError(f"{train}: positive = {spec.positive!r} is not among the labels ({shown})")
+
+
+def is_uniform(sample: Path, spec: TaskSpec) -> bool:
+    """Whether a sample submission says the same of every row, and so tells nothing of any."""
+    rows = read_cells(sample, list(spec.target_columns))
+    first = next(rows, None)
+    return all(row == first for row in rows)
+
+
+def holds_answers(sample: Path) -> DataError:
+    """What to raise for a sample submission that tells the answers."""
+    return DataError(
+        f"{sample.name} holds the answers ({sample}); agents get to read it: "
+        "delete it, or give one with a guess in every row"
+    )
+
+
+def _refuse_answers(sample: Path, answers: Path, spec: TaskSpec) -> None:
+    """Raise `DataError` if the sample has the cells of the answers: small files only, `check` grades others.
+
+    One with the same cells in all rows may pass: it tells nothing, though on a test table of one row, or
+    with one answer throughout, it is right by accident.
+    """
+    sizes = [path.stat().st_size for path in (sample, answers)]
+    if spec.label_column or max(sizes) > COMPARED_BYTES:
+        return
+    columns = [spec.id_column, *spec.target_columns]
+    if any(name not in read_header(sample) for name in columns) or is_uniform(sample, spec):
+        return
+    guess, truth = ({tuple(map(canonical, row)) for row in read_cells(p, columns)} for p in (sample, answers))
+    if guess == truth:
+        raise holds_answers(sample)
 
 
 def zero_knowledge(spec: TaskSpec) -> float | str | None:

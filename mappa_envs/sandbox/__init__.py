@@ -26,6 +26,10 @@ def check_kind(kind: str) -> tuple[str, str]:
     name, colon, image = kind.partition(":")
     if name not in KINDS or (colon and not (name == "docker" and image)):
         raise ConfigError(f"sandbox: unknown kind {kind!r}; known: {', '.join(KINDS)}, docker:IMAGE")
+    if image:
+        from mappa_envs.sandbox.image_build import check_name
+
+        check_name(image)
     return name, image
 
 

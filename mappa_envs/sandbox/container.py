@@ -19,7 +19,7 @@ from typing import Any
 
 from mappa_envs.errors import ConfigError, DataError, SandboxError, SandboxUnavailable, boundary
 from mappa_envs.sandbox.base import Limits
-from mappa_envs.sandbox.image_build import connect
+from mappa_envs.sandbox.image_build import DEFAULT_IMAGE, connect
 from mappa_envs.sandbox.inside.isolation import FIRST_UID
 from mappa_envs.sandbox.link import REPLY_TIMEOUT_S, START_TIMEOUT_S
 from mappa_envs.sandbox.relay import HEADER, pack
@@ -144,7 +144,8 @@ class Container:
             )
         except docker.errors.ImageNotFound:
             raise SandboxUnavailable(
-                f"Docker has no image {image!r}: python -m mappa_envs build-image"
+                f"Docker has no image {image!r}: correct the name, or build it:"
+                f" python -m mappa_envs build-image{'' if image == DEFAULT_IMAGE else f' --tag {image}'}"
                 " (with --offline where no registry can be reached)"
             ) from None
         with boundary(SandboxError, "starting the container", docker.errors.DockerException):

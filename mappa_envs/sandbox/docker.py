@@ -113,9 +113,10 @@ class _Containers(Sandbox):
         }
 
     async def close(self) -> None:
-        if self.container is not None:
-            await self.container.stop("closed")
-            self.container = None
+        async with self._starting:
+            if self.container is not None:
+                await self.container.stop("closed")
+                self.container = None
 
 
 class _DockerWorkspace(Workspace):

@@ -7,6 +7,7 @@ this process, the `docker` backend inside the container.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import logging
@@ -14,7 +15,6 @@ import math
 import os
 import stat
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,7 +26,7 @@ from mappa_envs.sandbox.inside.isolation import SHARED
 from mappa_envs.sandbox.link import MAX_FDS, REPLY_TIMEOUT_S, Answer, Zygote
 from mappa_envs.sandbox.output import RunOutput
 from mappa_envs.sandbox.trail import Snapshot, compare, take_snapshot, wipe
-from mappa_envs.types import FileRecord, ToolResult
+from mappa_envs.types import ToolResult
 
 MAX_REPORT_BYTES = 1 << 20
 MAX_CLAIM_BYTES = 4096
@@ -34,7 +34,8 @@ OUTPUT_FACTOR = 1000
 """A run that prints more than this times what is kept is killed."""
 
 _FILES_PER_REQUEST = MAX_FDS // 2
-_FEW_FILES = 50
+_FEW_FILES, _FEW_BYTES = 50, 1 << 19
+_MAX_SHOWN = 200  # descriptors that travel in one message
 _MAX_NAME_BYTES = 200  # so that the names of a request fit into its message
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class _Death:
 
 class Engine(Sandbox):
     """Starts nothing before the first workspace is opened, and anew when its zygote has died.
+
+    `open` must run to its end, which `ThreadedSandbox` sees to.
 
     Parameters
     ----------
@@ -96,10 +99,8 @@ class Engine(Sandbox):
         }
         try:
             _, folders = await zygote.request("open", fields, num_fds=zygote.num_folders)
-        except asyncio.CancelledError:
-            # Requests are answered in order: this undoes the other.
-            if zygote.alive:
-                await zygote.send("close", {"workspace": number})
+        except SandboxError:
+            self._free_numbers.append(number)
             raise
         workspace = EngineWorkspace(self, zygote, number, folders)
         self._workspaces.add(workspace)
@@ -133,10 +134,11 @@ class Engine(Sandbox):
             self._free_numbers.append(number)
 
     async def close(self) -> None:
-        await asyncio.gather(*(workspace.close() for workspace in list(self._workspaces)))
-        if self.zygote is not None:
-            self.zygote.abort("closed")
-            self.zygote = None
+        async with self._starting:
+            await asyncio.gather(*(workspace.close() for workspace in list(self._workspaces)))
+            if self.zygote is not None:
+                self.zygote.abort("closed")
+                self.zygote = None
 
 
 class EngineWorkspace(Workspace):
@@ -174,6 +176,10 @@ class EngineWorkspace(Workspace):
         """Copy the task's files in and take the first snapshot."""
         sources = {name: file for name, file in files.items() if isinstance(file, Path)}
         self._shown = {name: path for name, path in sources.items() if path in self._engine.shared}
+        if len(self._shown) > _MAX_SHOWN:
+            raise ConfigError(
+                f"files: {len(self._shown)} shared files; a workspace shows at most {_MAX_SHOWN}"
+            )
         for name, path in self._shown.items():
             target = self._engine.shared[path]
             await self._zygote.request("show", {"workspace": self._number, "name": name, "target": target})
@@ -200,21 +206,17 @@ class EngineWorkspace(Workspace):
         for fd in (self._root_fd, *self._scratch_fds):
             os.close(fd)
         if self._zygote.alive:
-            await self._zygote.request("close", {"workspace": self._number})
+            with contextlib.suppress(SandboxError):  # it may die meanwhile, and all its workspaces with it
+                await self._zygote.request("close", {"workspace": self._number})
         self._engine.forget(self, self._zygote, self._number)
 
     async def _run(self, blocks: list[str]) -> ToolResult:
         async with self._busy, self._engine.turns:
             self._check_open()
-            await asyncio.sleep(self._before.settle_s())
             limits = self._engine.limits
             death = await self._execute(blocks, limits.time_s, MAX_CLAIM_BYTES, trusted=False)
             # Whatever it left running is dead: nothing can change under our eyes.
             before, self._before = self._before, await self._snapshot()
-            # Contents are read only where something changed.
-            files: tuple[FileRecord, ...] = ()
-            if before != self._before:
-                files = await asyncio.to_thread(compare, self._root_fd, before, self._before)
             exception = _exception_name(death.report)
             return ToolResult(
                 stdout=death.stdout,
@@ -223,12 +225,12 @@ class EngineWorkspace(Workspace):
                 exception=exception,
                 limit=death.limit or self._hidden_limit(death.exit_code, exception),
                 duration_s=death.duration_s,
-                files=files,
+                files=compare(before, self._before),
             )
 
     async def _snapshot(self) -> Snapshot:
-        """Here where there were few files: the way to another thread and back would take longer."""
-        if len(self._before.entries) <= _FEW_FILES:
+        """Here where there was little: the way to another thread and back would take longer."""
+        if len(self._before.entries) <= _FEW_FILES and self._before.num_bytes <= _FEW_BYTES:
             return take_snapshot(self._root_fd)
         return await asyncio.to_thread(take_snapshot, self._root_fd)
 
@@ -413,7 +415,7 @@ def _exception_name(claim: Any) -> str | None:
     return name if isinstance(name, str) and len(name) <= 100 and name.isidentifier() else None
 
 
-@contextmanager
+@contextlib.contextmanager
 def _as_read_errors(path: str) -> Iterator[None]:
     try:
         yield

@@ -107,9 +107,14 @@ def build_image(
             client.images.remove(base, force=True)
 
 
+def check_name(image: str) -> None:
+    """Raises `ConfigError` for what Docker takes for no image's name."""
+    if not _TAG.fullmatch(image):
+        raise ConfigError(f"tag: {image!r} is no image name; write it like {DEFAULT_IMAGE}")
+
+
 def _check(tag: str, packages: Sequence[str]) -> None:
-    if not _TAG.fullmatch(tag):
-        raise ConfigError(f"tag: {tag!r} is no image name; write it like {DEFAULT_IMAGE}")
+    check_name(tag)
     for name in packages:
         if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
             raise ConfigError(

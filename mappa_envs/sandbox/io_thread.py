@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -21,56 +23,74 @@ class IoThread:
     """Starts with the first call, ends for good with `stop`. A forked copy of the process cannot use it."""
 
     def __init__(self) -> None:
-        self.stopped = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self.closing = False
+        """No new calls are taken."""
 
     async def call(self, function: Callable[[], Awaitable[T]]) -> T:
         """Run `function()` over there and wait for it here; cancelling here cancels there.
 
-        Raises `SandboxError` after `stop`, and in a forked copy of the process that made this object.
+        Raises `SandboxError` in a forked copy of the process that made this object, and where the sandbox
+        is closed, before or meanwhile.
         """
+        try:
+            return await asyncio.wrap_future(self.submit(function))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise SandboxError("this sandbox was closed") from None  # nobody cancelled us
+
+    def submit(self, function: Callable[[], Awaitable[T]], *, last: bool = False) -> Future[T]:
+        """The first half of `call`."""
         if os.getpid() != self._pid:
             raise SandboxError(
                 "this sandbox belongs to the process that made it; open another one after a fork"
             )
 
-        if self.stopped:
-            raise SandboxError("this sandbox is closed: open another one")
-
         async def run() -> T:
             return await function()
 
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._running_loop()))
+        with self._lock:
+            if self.closing and not last:
+                raise SandboxError("this sandbox is closed: open another one")
+            return asyncio.run_coroutine_threadsafe(run(), self._running_loop())
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                # A daemon, so that a sandbox left open does not keep the interpreter from ending.
-                self._thread = threading.Thread(
-                    target=_serve, args=(self._loop,), name="mappa-sandbox", daemon=True
-                )
-                self._thread.start()
-            return self._loop
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            # A daemon, so that a sandbox left open does not keep the interpreter from ending.
+            self._thread = threading.Thread(
+                target=_serve, args=(self._loop,), name="mappa-sandbox", daemon=True
+            )
+            self._thread.start()
+        return self._loop
 
     def stop(self) -> None:
-        """End the thread."""
-        self.stopped = True
+        """End the thread, and what still runs in it."""
         with self._lock:
-            if self._loop is None or self._thread is None or os.getpid() != self._pid:
-                return
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self.closing = True
+            loop, self._loop = self._loop, None
+        if loop is not None and self._thread is not None and os.getpid() == self._pid:
+            loop.call_soon_threadsafe(loop.stop)
             self._thread.join()
-            self._loop = self._thread = None
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
+    loop.run_until_complete(_end_tasks())
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class ThreadedSandbox(Sandbox, Generic[S]):
@@ -80,15 +100,36 @@ class ThreadedSandbox(Sandbox, Generic[S]):
         self.inner = inner
         self.limits = limits
         self._thread = IoThread()
+        self._closed: Future[None] | None = None
 
     async def open(self, files: Mapping[str, Path | bytes] | None = None) -> Workspace:
-        workspace = await self._thread.call(lambda: self.inner.open(files))
+        opening = self._thread.submit(lambda: self.inner.open(files))
+        try:
+            # Half an open workspace is hard to undo, a whole one easy: when cancelled, the work goes on.
+            here = asyncio.wrap_future(opening)
+            here.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait
+            workspace = await asyncio.shield(here)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                opening.add_done_callback(self._discard)
+                raise
+            raise SandboxError("this sandbox was closed") from None
         return _ThreadedWorkspace(workspace, self._thread)
 
+    def _discard(self, opening: Future[Workspace]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            workspace = opening.result()
+            with contextlib.suppress(SandboxError):  # closed meanwhile, and the workspace with it
+                self._thread.submit(workspace.close)
+
     async def close(self) -> None:
-        if not self._thread.stopped:
-            await self._thread.call(self.inner.close)
-            self._thread.stop()
+        if self._closed is None:
+            # From here on no call is taken, so nothing starts that would outlive this.
+            self._thread.closing = True
+            self._closed = self._thread.submit(self.inner.close, last=True)
+        await asyncio.shield(asyncio.wrap_future(self._closed))
+        self._thread.stop()
 
 
 class _ThreadedWorkspace(Workspace):
@@ -106,5 +147,6 @@ class _ThreadedWorkspace(Workspace):
         return await self._thread.call(lambda: self._inner.read(path, max_bytes))
 
     async def close(self) -> None:
-        if not (self._inner.closed or self._thread.stopped):
+        if not (self.closed or self._inner.closed or self._thread.closing):
             await self._thread.call(self._inner.close)
+        self.closed = True

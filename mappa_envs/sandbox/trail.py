@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mappa_envs.sandbox.inside import linux
 from mappa_envs.types import Change, FileRecord
@@ -16,22 +15,23 @@ MAX_DEPTH = 32
 """Folders nested deeper are not looked into."""
 
 MAX_HASHED_BYTES = 1 << 30
-"""In one trail. What comes after has no sha256: sparse files can pretend to be any size."""
+"""At one look, small files first. What comes after has no sha256: sparse files can pretend to be any size."""
 
-_CLOCK_TICK_S = 0.012
 _READ_BYTES = 1 << 20
 _HEAD_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What tells whether a file was written. The change time cannot be set from inside."""
+    """What tells whether a file was written. Times do not tell all: a mapped page can change without them."""
 
     inode: int
     size: int
     mode: int
     modified_ns: int
     changed_ns: int
+    sha256: str = ""
+    kind: str = "other"
 
 
 @dataclass
@@ -40,15 +40,24 @@ class Snapshot:
 
     entries: dict[bytes, Entry] = field(default_factory=dict)
 
-    def settle_s(self) -> float:
-        """How long to wait before the next run, so that a new write gets a new change time."""
-        newest = max((entry.changed_ns for entry in self.entries.values()), default=0)
-        return max(0.0, _CLOCK_TICK_S - (time.time_ns() - newest) / 1e9) if newest else 0.0
+    @property
+    def num_bytes(self) -> int:
+        """Of all files, as they pretend to be."""
+        return sum(entry.size for entry in self.entries.values())
 
 
 def take_snapshot(root_fd: int) -> Snapshot:
-    """Look at every file's metadata; contents are not read."""
-    return Snapshot(entries=dict(_walk(root_fd)))
+    """Look at every file, and into it."""
+    found = sorted(_walk(root_fd), key=lambda item: item[1].size)
+    entries, budget = {}, MAX_HASHED_BYTES
+    for path, entry in found:
+        kind = _kind_by_mode(entry.mode)
+        digest = ""
+        if kind is None:
+            digest, kind = _look_inside(root_fd, path, entry.size <= budget)
+            budget -= entry.size
+        entries[path] = replace(entry, sha256=digest, kind=kind)
+    return Snapshot(entries=entries)
 
 
 def _walk(root_fd: int) -> Iterator[tuple[bytes, Entry]]:
@@ -79,25 +88,18 @@ def _walk(root_fd: int) -> Iterator[tuple[bytes, Entry]]:
             os.close(fd)
 
 
-def compare(root_fd: int, before: Snapshot, after: Snapshot) -> tuple[FileRecord, ...]:
+def compare(before: Snapshot, after: Snapshot) -> tuple[FileRecord, ...]:
     """One record per file that appeared, was written or vanished between the two, by path."""
     records = []
-    budget = MAX_HASHED_BYTES
     for path in sorted(before.entries.keys() | after.entries.keys()):
         old, new = before.entries.get(path), after.entries.get(path)
         if old == new:
             continue
         if new is None:
             assert old is not None
-            records.append(_record(path, "deleted", old.size, "", _kind_by_mode(old.mode) or "other"))
-            continue
-        change: Change = "created" if old is None else "changed"
-        kind = _kind_by_mode(new.mode)
-        digest = ""
-        if kind is None:
-            digest, kind, num_bytes = _look_inside(root_fd, path, budget)
-            budget -= num_bytes
-        records.append(_record(path, change, new.size, digest, kind))
+            records.append(_record(path, "deleted", replace(old, sha256="")))
+        else:
+            records.append(_record(path, "created" if old is None else "changed", new))
     return tuple(records)
 
 
@@ -126,10 +128,9 @@ def wipe(root_fd: int) -> None:
             os.rmdir(name, dir_fd=root_fd)
 
 
-def _record(path: bytes, change: Change, size: int, digest: str, kind: str) -> FileRecord:
-    return FileRecord(
-        path=path.decode("utf-8", "backslashreplace"), change=change, size=size, sha256=digest, kind=kind
-    )
+def _record(path: bytes, change: Change, entry: Entry) -> FileRecord:
+    name = path.decode("utf-8", "backslashreplace")
+    return FileRecord(path=name, change=change, size=entry.size, sha256=entry.sha256, kind=entry.kind)
 
 
 def _kind_by_mode(mode: int) -> str | None:
@@ -138,24 +139,19 @@ def _kind_by_mode(mode: int) -> str | None:
     return "link" if stat.S_ISLNK(mode) else "fifo" if stat.S_ISFIFO(mode) else "other"
 
 
-def _look_inside(root_fd: int, path: bytes, budget: int) -> tuple[str, str, int]:
-    """sha256 ("" beyond the budget or where unreadable), kind, and bytes read."""
+def _look_inside(root_fd: int, path: bytes, hashed: bool) -> tuple[str, str]:
+    """sha256 ("" where not `hashed` or unreadable) and kind."""
     try:
         fd = linux.open_beneath(root_fd, os.fsdecode(path), os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
-        return "", "other", 0
-    digest, num_bytes = hashlib.sha256(), 0
+        return "", "other"
+    digest = hashlib.sha256()
     with open(fd, "rb", buffering=0) as file:
-        head = file.read(_HEAD_BYTES) or b""
-        kind = kind_of(path, head)
-        if os.fstat(fd).st_size > budget:
-            return "", kind, len(head)
-        chunk = head
-        while chunk:
+        head = chunk = file.read(_HEAD_BYTES) or b""
+        while chunk and hashed:
             digest.update(chunk)
-            num_bytes += len(chunk)
             chunk = file.read(_READ_BYTES) or b""
-    return digest.hexdigest(), kind, num_bytes
+    return digest.hexdigest() if hashed else "", kind_of(path, head)
 
 
 def kind_of(path: bytes, head: bytes) -> str:

@@ -13,6 +13,7 @@ from toy_team import TASKS, TEAM, ToyEnv, judge, make_toy
 
 import mappa_envs
 from mappa_envs.attempt import Step
+from mappa_envs.errors import SandboxUnavailable
 from mappa_envs.sandbox.base import Workspace
 from mappa_envs.testing import FakeCoach, FakeSandbox, api_test
 from mappa_envs.types import Episode, Message, Outcome, Task
@@ -22,6 +23,18 @@ from mappa_envs.view import View
 @pytest.mark.parametrize("env_id", mappa_envs.list_envs())
 def test_every_environment_passes(env_id: str) -> None:
     api_test(lambda: mappa_envs.make(env_id, sandbox=FakeSandbox(), coach=FakeCoach()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", mappa_envs.list_envs())
+def test_every_environment_passes_as_it_is_made(env_id: str) -> None:
+    env = mappa_envs.make(env_id)
+    try:
+        api_test(env, num_episodes=1)
+    except SandboxUnavailable as error:
+        pytest.skip(f"no sandbox on this machine: {error}")
+    finally:
+        env.close()
 
 
 def test_a_toy_passes_and_stays_open() -> None:
@@ -74,8 +87,10 @@ class CountsCalls(ToyEnv):
 
 
 class ForgetsSeeds(ToyEnv):
+    calls = itertools.count()
+
     def _pick_task(self, task_id: object, seed: int) -> Task:
-        return TASKS[next(CountsCalls.calls) % 2]
+        return TASKS[next(self.calls) % 3 % 2]
 
 
 class HasNoNumber(ToyEnv):
@@ -108,16 +123,16 @@ class ForgetsToGrade(ToyEnv):
     ("kind", "complaint"),
     [
         (Leaks, "outlives its episode"),
-        (LosesCorrections, "rewards of .* sum to"),
-        (PaysTheNextAgent, "got"),
+        (LosesCorrections, "rewards of first_0 sum to"),
+        (PaysTheNextAgent, r"first_0 got 0\.0, not"),
         (PaysUnscoredActions, r"got 0\.5, not 0\.0"),
         (HidesUnscoredActions, "infos hide that"),
-        (CountsCalls, "not pure|deterministic|other infos|inequal|seed"),
-        (ForgetsSeeds, ""),
-        (HasNoNumber, "changed through JSON|broke the record"),
+        (CountsCalls, "is not pure"),
+        (ForgetsSeeds, "the same seed"),
+        (HasNoNumber, "broke the record"),
         (DiffersInStep, "areset"),
         (TakesLettersOnly, "does not contain"),
-        (MakesSpacesAnew, "action"),
+        (MakesSpacesAnew, "exact same space object"),
         (ForgetsToGrade, "was not graded"),
     ],
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_team import TASKS, TEAM, ToyEnv, make_toy
+from toy_team import TASKS, TEAM, ToyEnv, judge, make_toy
 
 import mappa_envs
 from mappa_envs.spaces import FreeText
@@ -60,11 +61,16 @@ def test_a_rollout_is_one_turn_a_step() -> None:
     assert rollout["next", "terminated"].flatten().tolist() == [False, False, True]
     assert not rollout["next", "truncated"].any()
     assert rollout["next", "scored"].all()
+    assert rollout["next", "outcome"].isnan().flatten().tolist() == [True, True, False]
+    assert rollout["next", "outcome"][0, -1].item() == 0.0
+    assert texts(rollout, ("next", "stop_reason")) == ["", "", "done"]
 
 
 def test_by_agent_has_final_rewards() -> None:
     env = make_team()
-    groups = by_agent(env.rollout(10, TeamPolicy(POLICIES)))
+    rollout = env.rollout(10, TeamPolicy(POLICIES))
+    groups = by_agent(rollout)
+    assert rollout["next", "reward"][0, 0].item() == pytest.approx(0.8)
     assert list(groups) == AGENTS
     rewards = {agent: group["next", "reward"].flatten().tolist() for agent, group in groups.items()}
     assert rewards == {
@@ -74,8 +80,23 @@ def test_by_agent_has_final_rewards() -> None:
     }
     final = [(turn.final_score or 0) / 10 for turn in env.aec.episode.turns]
     assert [rewards[agent][0] for agent in AGENTS] == pytest.approx(final)
-    with pytest.raises(ValueError, match="goes on"):
-        by_agent(env.rollout(2, TeamPolicy(POLICIES)))
+
+
+def test_by_agent_wants_whole_episodes() -> None:
+    rollout = make_team().rollout(10, TeamPolicy(POLICIES))
+    with pytest.raises(ValueError, match="the last 2 turns are of an episode that goes on"):
+        by_agent(rollout[:, :2])
+    with pytest.raises(ValueError, match="the first turns of an episode are missing"):
+        by_agent(rollout[:, 1:])
+
+
+def test_a_correction_scores_a_turn_that_had_no_score() -> None:
+    env = TeamEnv(make_toy(coach=FakeCoach(judge, fail_on=[0])))
+    rollout = env.rollout(10, TeamPolicy(POLICIES))
+    assert rollout["next", "scored"].flatten().tolist() == [False, True, True]
+    first = by_agent(rollout)["first_0"]
+    assert first["next", "scored"].all()
+    assert first["next", "reward"].item() == pytest.approx(0.2)
 
 
 def test_cuts_and_unscored_actions() -> None:
@@ -96,6 +117,9 @@ def test_a_seed_fixes_the_sequence_of_tasks() -> None:
         runs.append([texts(env.reset(), ("text", "prompt"))[0] for _ in range(8)])
     assert runs[0] == runs[1]
     assert len(set(runs[0])) == 2
+    for task in ("red", "blue"):
+        first = env.reset(options={"task_id": task})
+        assert f"Say {task}." in texts(first, ("text", "prompt"))[0]
 
 
 @pytest.mark.filterwarnings("ignore:The env passed to LLMCollector")
@@ -143,6 +167,34 @@ def test_episodes_at_a_time_in_threads() -> None:
     episodes = list(collector)
     pool.close()
     assert [texts(episode, "agent") for episode in episodes] == [AGENTS] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_torchrls_own_language_model_wrapper_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers", reason="the wrapper needs transformers")
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "train")
+    from tiny import WORDS, make_model
+    from torchrl.modules.llm import TransformersWrapper
+
+    make_model(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, pad_token="<unk>")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    settings = {"max_new_tokens": 3, "top_k": len(WORDS)}
+    policy = TransformersWrapper(model, tokenizer=tokenizer, input_mode="text", generate_kwargs=settings)
+    collector = LLMCollector(
+        make_team(),
+        policy=policy,
+        dialog_turns_per_batch=3,
+        total_dialog_turns=3,
+        yield_completed_trajectories=True,
+    )
+    (batch,) = collector
+    assert texts(batch, "agent") == AGENTS
+    said = texts(batch, ("text", "response"))
+    assert all(said)
+    assert f"first_0: {said[0]}" in texts(batch, ("text", "prompt"))[1]
+    assert {agent: group.shape[0] for agent, group in by_agent(batch).items()} == dict.fromkeys(AGENTS, 1)
 
 
 def test_serial_environments() -> None:

@@ -57,10 +57,10 @@ def write_task(
     folder.mkdir(parents=True)
     answers.mkdir(parents=True)
 
-    def rows(numbers: range, *columns: str) -> str:
+    def rows(numbers: range, *columns: str, values: Sequence[tuple[object, ...]] = truth) -> str:
         lines = [",".join((id_column, *columns))]
         for i in numbers:
-            cells = dict(zip(targets, truth[i % len(truth)], strict=True))
+            cells = dict(zip(targets, values[i % len(values)], strict=True))
             cells |= {"x": i % 5, **dict.fromkeys(extra, i)}
             lines.append(",".join(str(value) for value in (i, *(cells[column] for column in columns))))
         return "\n".join(lines) + "\n"
@@ -69,4 +69,4 @@ def write_task(
     (folder / "test.csv").write_text(rows(range(14, 21), "x"))
     (answers / "test_answer.csv").write_text(rows(range(14, 21), *targets))
     if sample is not None:
-        (folder / sample).write_text(rows(range(14, 21), *targets))
+        (folder / sample).write_text(rows(range(14, 21), *targets, values=truth[:1]))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inspection_bench import Bench, TinyTask
+from inspection_bench import Bench, TinyTask, tiny_task
 
 from mappa_envs.dsbench.artifacts import inspect
 from mappa_envs.dsbench.pickle_checks import Fault
@@ -33,6 +33,8 @@ FLAWS = {
         ("X = train[['x', 'city']]", "columns that are no numbers: 'city'"),
         ("X = X[:20]", "has 20 rows, train.csv has 80"),
         ("X = X / 0", "infinite"),
+        ("X = X.assign(z=y.astype('category').cat.codes)", "contains the target, as its column 'z'"),
+        ("X = X.assign(z=pd.factorize(y)[0])", "contains the target, as its column 'z'"),
         ("X = X['x']", "holds a Series"),
         ("X = {'X': 1}", "holds a dict"),
     ],
@@ -47,6 +49,8 @@ FLAWS = {
         ("y = y.where(y == 'red')", "missing values"),
         ("y = train['x']", "holds the column 'x', not the target 'kind'"),
         ("y = np.zeros(80)", "the same value in every row"),
+        ("y = np.arange(80)", "has 80 different values, the target 'kind' of train.csv has 2"),
+        ("y = y.replace('red', 'green')", "the values 'green', which the target 'kind' never has"),
     ],
 }
 
@@ -67,6 +71,57 @@ def test_remarks_leave_a_table_valid(task: TinyTask, bench: Bench) -> None:
     assert "keeps the id column 'id'" in found["X_train.pkl"].problem
     assert found["X_train.pkl"].shape == (80, 2)
     assert found["y_train.pkl"].problem == ""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "X, T = X * 0, T * 0",
+        "X, T = np.ones((80, 3)), np.ones((20, 3))",
+        "import scipy.sparse as s; X, T = s.csr_matrix((80, 3)), s.csr_array((20, 3))",
+    ],
+)
+def test_features_that_never_vary_are_remarked(code: str, task: TinyTask, bench: Bench) -> None:
+    _, found = bench.look(task, f"{LOAD}{code}\n{SAVE}", ["X_train.pkl", "X_test.pkl"])
+    for artifact in found.values():
+        assert (artifact.status, artifact.problem[:28]) == ("valid", "none of its columns varies: ")
+
+
+SIZES = LOAD.replace('"kind"', '"size"')
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("X = X.assign(z=y)", "invalid"),
+        ("X = np.c_[X, y]", "invalid"),
+        ("import scipy.sparse as s; X = s.csr_matrix(np.c_[X, y])", "invalid"),
+        ("X = X.assign(z=y[::-1].to_numpy())", "valid"),
+        ("X = X.assign(z=y)[1:]; y = y[1:]", "valid"),
+    ],
+)
+def test_a_copy_of_the_target_under_another_name(
+    code: str, status: str, tmp_path: Path, bench: Bench
+) -> None:
+    found = bench.look(tiny_task("rmsle", tmp_path), f"{SIZES}{code}\n{SAVE}", ["X_train.pkl"])[1]
+    assert found["X_train.pkl"].status == status
+    assert ("contains the target" in found["X_train.pkl"].problem) is (status == "invalid")
+
+
+def test_a_given_column_that_equals_the_target_may_be_used(tmp_path: Path, bench: Bench) -> None:
+    task = tiny_task("rmsle", tmp_path)
+    train = task.files["train.csv"]
+    head, *rows = train.read_text().splitlines()
+    copied = [f"{row},{row.split(',')[-1]}" for row in rows]
+    train.write_text("\n".join([f"{head},length", *copied]) + "\n")
+    found = bench.look(task, f"{SIZES}X = X.assign(z=train['length'])\n{SAVE}", ["X_train.pkl"])[1]
+    assert (found["X_train.pkl"].status, found["X_train.pkl"].shape) == ("valid", (80, 3))
+
+
+@pytest.mark.parametrize("code", ["y = np.log1p(y)", "y = (y - y.mean()) / y.std()", "y = y.round()"])
+def test_a_transformed_target_is_valid(code: str, tmp_path: Path, bench: Bench) -> None:
+    found = bench.look(tiny_task("rmsle", tmp_path), f"{SIZES}{code}\n{SAVE}", ["y_train.pkl"])[1]
+    assert (found["y_train.pkl"].status, found["y_train.pkl"].problem) == ("valid", "")
 
 
 def test_models(task: TinyTask, bench: Bench) -> None:
@@ -92,11 +147,13 @@ def test_submissions(task: TinyTask, bench: Bench) -> None:
     changes = {
         "s['kind'] = 'red'": ("valid", ""),
         "s = s.iloc[::-1]; s['kind'] = 'red'": ("valid", ""),
-        "s['guess'] = 'red'": ("invalid", "lacks the column 'kind'"),
-        "s['kind'] = ['red'] * 19 + [None]": ("invalid", "1 cells"),
-        "s['kind'] = 0": ("invalid", "the labels are 'blue', 'red'"),
-        "s['id'] = range(20); s['kind'] = 'red'": ("invalid", "the ids of submission.csv are not those"),
-        "s = s[:5]; s['kind'] = 'red'": ("invalid", "has 5 rows, test.csv has 20"),
+        "s['guess'] = 'red'": ("invalid", "no column 'kind'"),
+        "s['kind'] = ['red'] * 19 + [None]": ("invalid", "1 of 20 cells"),
+        "s['kind'] = 0": ("invalid", "must be one of blue, red; got 0"),
+        "s['id'] = range(20); s['kind'] = 'red'": ("invalid", "20 of 20 ids of test.csv are missing"),
+        "s = s[:5]; s['kind'] = 'red'": ("invalid", "15 of 20 ids of test.csv are missing"),
+        "s = s[:5]; s['kind'] = 'red'; os.remove('test.csv')": ("invalid", "has 5 rows, test.csv has 20"),
+        "s['id'] += 1; s['kind'] = 'red'; os.remove('test.csv')": ("invalid", "are not those of test.csv"),
     }
     for change, (status, problem) in changes.items():
         code = f"{LOAD}s = test[['id']].copy()\n{change}\ns.to_csv('submission.csv', index=False)"
@@ -204,11 +261,11 @@ def test_a_huge_sparse_file_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("gzip.compress(bytes(1 << 26))", "is not CSV text"),
-        ("b'id,kind\\n' + b'1' * (50 << 20)", "is not CSV text"),
-        ("b'id,kind\\n' * (7 << 20)", "has 1200 rows or more, test.csv has 20"),
-        ("bytes(65 << 20)", "bytes, more than"),
-        ("b'\\0' * 1000", ""),
+        ("gzip.compress(bytes(1 << 26))", "not UTF-8 text"),
+        ("b'id,kind\\n' + b'1' * (30 << 20)", "a cell of more than 131072 characters"),
+        ("b'id,kind\\n' * (3 << 20)", "rows repeat an id of column 'id'"),
+        ("bytes(33 << 20)", "the limit is 32 MB"),
+        ("b'\\0' * 1000", "zero bytes"),
     ],
     ids=["zip bomb", "one line", "many rows", "many bytes", "zeros"],
 )

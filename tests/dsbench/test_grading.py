@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -260,12 +261,49 @@ def test_broken_answers_are_the_owners_fault(tmp_path: Path) -> None:
         grade(good, tmp_path / "gone.csv", PRICE)
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "roc_auc", "map@3"])
+@pytest.mark.parametrize("gap", ["", "nan", " NaN"])
+def test_answers_without_a_label(tmp_path: Path, metric: str, gap: str) -> None:
+    answers = write(tmp_path / "answers.csv", f"id,x\n1,a\n2,{gap}\n")
+    with pytest.raises(DataError, match=r"column 'x' has no label in 1 rows"):
+        grade(b"id,x\n1,1\n2,0\n", answers, TaskSpec(metric, "id", ("x",)))
+    named = TaskSpec("accuracy", "id", ("x",), labels=("a", gap.strip().lower()))
+    if gap == gap.strip().lower():
+        assert grade(f"id,x\n1,a\n2,{gap}\n".encode(), answers, named).score == 1
+
+
+@pytest.mark.parametrize("metric", ["f1", "roc_auc"])
+def test_a_positive_that_is_no_label(tmp_path: Path, metric: str) -> None:
+    answers = write(tmp_path / "answers.csv", "id,sick\n1,yes\n2,no\n")
+    with pytest.raises(DataError, match=r"positive = 'ill' is not one of the labels no, yes"):
+        grade(b"id,sick\n1,1\n2,0\n", answers, TaskSpec(metric, "id", ("sick",), positive="ill"))
+    booleans = write(tmp_path / "booleans.csv", "id,sick\n1,True\n2,False\n")
+    assert grade(booleans, booleans, TaskSpec("f1", "id", ("sick",), positive="1")).score == 1
+
+
 def test_a_spec_knows_its_metric_by_any_name() -> None:
     assert TaskSpec("Quadratic_Weighted_Kappa", "id", ["x"]).metric == "qwk"
     with pytest.raises(ConfigError, match="unknown metric"):
         TaskSpec("best", "id", ("x",))
 
 
-@pytest.mark.parametrize(("cell", "same"), [("1.0", "1"), (" 2. ", "2"), ("007", "007"), ("2.4", "2.4")])
+@pytest.mark.parametrize(
+    ("cell", "same"),
+    [("1.0", "1"), (" 2. ", "2"), ("007", "007"), ("2.4", "2.4"), ("-0.0", "0"), ("-0", "0"), ("-1.0", "-1")],
+)
 def test_ids_and_labels_compare_as_text(cell: str, same: str) -> None:
     assert canonical(cell) == same
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"target_columns": "y"}, "target_columns"),
+        ({"target_columns": []}, "target_columns"),
+        ({"metric": None}, "metric"),
+        ({"id_column": None}, "id_column"),
+    ],
+)
+def test_a_spec_that_makes_no_sense_names_its_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        TaskSpec(**{"metric": "rmse", "id_column": "id", "target_columns": ("y",), **changes})

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from own_files import TOML, own
 
 from mappa_envs.dsbench import layout
 from mappa_envs.dsbench.grading import grade
@@ -13,24 +14,11 @@ from mappa_envs.dsbench.layout import check, load_folder
 from mappa_envs.dsbench.tasks import load_tasks
 from mappa_envs.errors import DataError, UnavailableError
 
-TOML = 'metric = "rmse"\nid = "id"\ntargets = ["price"]\n'
-
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("MAPPA_CACHE", str(folder))
-    return folder
-
-
-def own(root: Path, name: str = "houses", toml: str = TOML) -> Path:
-    folder = root / name
-    folder.mkdir(parents=True)
-    (folder / "task.toml").write_text(toml)
-    (folder / "train.csv").write_text("id,rooms,town,price\n1,3,Bonn,100\n2,,Ulm,90\n3,4,Ulm,120\n")
-    (folder / "test.csv").write_text("id,rooms,town\n4,3,Ulm\n5,2,Bonn\n")
-    (folder / "answers.csv").write_text("id,price\n4,95\n5,80\n")
-    (folder / "description.txt").write_text("Predict the price\nof a house.\n")
     return folder
 
 

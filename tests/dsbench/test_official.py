@@ -122,6 +122,35 @@ def test_a_missing_sample_is_built_and_valid(tmp_path: Path) -> None:
     assert load_folder(tmp_path) == tasks
 
 
+def test_a_folder_of_one_task_is_that_task_and_others_are_all(official: Path) -> None:
+    for part in ("data_resplit", "answers"):
+        assert [task.task_id for task in load_tasks(str(official / "data" / part / "titanic"))] == ["titanic"]
+    everything = load_folder(official)
+    for inside in ("data/answers", "data/task"):
+        assert load_folder(official / inside) == everything
+    with pytest.raises(DataError, match=r"no tasks.*Give the folder .* DSBench's folder data_modeling"):
+        load_folder(official / "save_performance" / "baseline")
+
+
+def test_a_folder_may_be_given_relative(official: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(official / "data" / "data_resplit" / "titanic")
+    assert [finding.task for finding in check(".")] == ["titanic"]
+
+
+def test_the_sample_is_never_a_guess_among_tables(official: Path) -> None:
+    folder = official / "data" / "data_resplit" / "titanic"
+    answers = official / "data" / "answers" / "titanic" / "test_answer.csv"
+    (folder / "a_test_answer.csv").write_text(answers.read_text())
+    (task,) = load_folder(folder)
+    assert task.files["sample_submission.csv"].name == "gender_submission.csv"
+    (folder / "gender_submission.csv").rename(folder / "gender.csv")
+    with pytest.raises(DataError, match=r"titanic: a_test_answer\.csv, gender\.csv may each be the sample"):
+        load_folder(folder)
+    (folder / "gender.csv").unlink()
+    with pytest.raises(DataError, match=r"a_test_answer\.csv holds the answers"):
+        load_folder(folder)
+
+
 def test_a_renamed_column_is_one_clear_error(official: Path) -> None:
     answers = official / "data/answers/titanic/test_answer.csv"
     answers.write_text(answers.read_text().replace("Survived", "Alive"))
@@ -171,7 +200,7 @@ def test_data_json_may_be_an_array_or_missing(official: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("content", [b"{name: titanic}", b'{"name": "K\xf6ln"}'])
+@pytest.mark.parametrize("content", [b"{name: titanic}", b'{"name": "K\xf6ln"}', b"[" * 100_000])
 def test_a_broken_data_json_is_named(official: Path, content: bytes) -> None:
     (official / "data.json").write_bytes(content)
     with pytest.raises(DataError, match=r"data\.json: neither JSON nor JSON Lines"):

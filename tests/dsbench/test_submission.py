@@ -152,7 +152,8 @@ def test_unusual_tables(answers: Path, content: str | bytes, code: str, words: s
             "not_probability",
             "1 of 2 cells of 'sick' are outside [0, 1]: 1.2;",
         ),
-        ("id,sick\n1,1.0000001\n2,0\n", SICKS, SICK, "not_probability", "1.0000001"),
+        ("id,sick\n1,1.00001\n2,0\n", SICKS, SICK, "not_probability", "1.00001"),
+        ("id,sick\n1,1\n2,-2e-6\n", SICKS, SICK, "not_probability", "-2e-6"),
         ("id,sick\n1,-0.5\n2,0\n", SICKS, SICK, "not_probability", "predict_proba"),
         ("id,A,B\n1,0.5,2\n2,0,1\n", KINDS, SHARES, "not_probability", "cells of 'B'"),
         ("id,A,B\n1,0,0\n2,0,0\n", KINDS, SHARES, "not_probability", "2 rows are all 0"),
@@ -184,6 +185,9 @@ def test_what_other_metrics_refuse(
         ("id,name\n1,cold ache cold flu\n2,cold\n", ILLNESSES, ILLNESS, 1 / 2),
         ("id,sick\n1,0\n2,0\n", SICKS, SICK, 34.538776394910684 / 2),
         ("id,sick\n1,True\n2,False\n", SICKS, SICK, 0.0),
+        ("id,sick\n1,1.0000001\n2,-1e-7\n", SICKS, SICK, 0.0),
+        ("id,x\n1,-0.0\n2,-0\n", "id,x\n1,0\n2,0\n", by("accuracy"), 1.0),
+        ("id,x\n-0.0,5\n1.0,6\n", "id,x\n0,5\n1,6\n", by("rmse"), 0.0),
         ("id,b,A\n1,0,0.5\n2,3e-1,0\n", KINDS, SHARES, 0.0),
         ("id,x\n1,5\n2,5\n3,5\n", "id,x\n1,1\n2,2\n3,3\n", by("pearson"), 0.0),
         ("id,x\n1,.9\n2,.1\n3,.8\n", "id,x\n1,1\n2,False\n3,True\n", by("roc_auc"), 1.0),
@@ -201,6 +205,28 @@ def test_what_other_metrics_take(
     verdict = judged(tmp_path, content, truth, spec)
     assert verdict.code == "ok"
     assert verdict.score == pytest.approx(score)
+
+
+def test_rounding_errors_of_probabilities_are_clipped_with_a_warning(tmp_path: Path) -> None:
+    verdict = judged(tmp_path, "id,A,B\n1,1.0000001,-1e-9\n2,0,1\n", KINDS, SHARES)
+    assert str(verdict.score) == "0.0"
+    assert "2 probabilities were outside [0, 1]" in verdict.warnings[0]
+
+
+def test_a_long_cell_has_its_own_words(answers: Path) -> None:
+    message = grade(b"id,price\n3," + b"1" * 200_000, answers, PRICE).message
+    assert "line 2 has a cell of more than 131072 characters" in message
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [("", "unknown_ids"), ("3,1\n", "duplicate_ids"), (",1\n", "blank_id")],
+)
+def test_training_rows_too_in_any_order(answers: Path, more: str, code: str) -> None:
+    training = "".join(f"{i},1\n" for i in range(100, 2100))
+    body = PRICES.removeprefix("id,price\n")
+    first, last = (f"id,price\n{rows}".encode() for rows in (body + training + more, training + body + more))
+    assert grade(first, answers, PRICE).code == grade(last, answers, PRICE).code == code
 
 
 def test_no_message_holds_a_true_value(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mappa_envs.child import HelperPool
-from mappa_envs.dsbench import grader_process
+from mappa_envs.dsbench import grader_helper, grader_process
 from mappa_envs.dsbench.grader_process import judge_apart
 from mappa_envs.dsbench.grading import Figures, Grade, TaskSpec, judge
 from mappa_envs.errors import DataError
@@ -67,9 +67,22 @@ def test_what_takes_too_long_is_too_large(prices: Path) -> None:
     assert apart(prices.read_bytes(), prices, PRICE)[0].score == 0
 
 
+def test_the_metrics_are_imported_before_the_clock_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing scikit-learn takes a second and more, a verdict on two rows some milliseconds."""
+    answers = tmp_path / "answers.csv"
+    answers.write_text("id,kind\n1,cat\n2,dog\n")
+    fresh = HelperPool(grader_helper.__name__, memory_mb=grader_process.MEMORY_MB, size=1)
+    monkeypatch.setattr(grader_process, "_helpers", fresh)
+    assert apart(answers.read_bytes(), answers, KIND, timeout_s=0.5)[0].score == 1
+    fresh.close()
+
+
 def test_what_takes_too_much_memory_is_too_large(prices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = HelperPool(grader_process.__name__, memory_mb=400, size=1)
+    small = HelperPool(grader_helper.__name__, memory_mb=900, size=1)
     monkeypatch.setattr(grader_process, "_helpers", small)
+    assert apart(prices.read_bytes(), prices, PRICE)[0].score == 0
     verdict, _ = apart(b"," * 2**25, prices, PRICE)
     assert (verdict.code, verdict.valid) == ("too_large", False)
     assert "memory" in verdict.message

@@ -240,12 +240,6 @@ def test_a_failed_run_is_counted_and_named(make_env: MakeEnv) -> None:
     assert (table.overall.figures["rmse_pct"], table.overall.figures["fair_rmse_pct"]) == (None, 50.0)
 
 
-@pytest.mark.parametrize("name", ["episodes", "num_concurrent"])
-def test_counts_are_at_least_one(make_env: MakeEnv, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be at least 1, got 0"):
-        evaluate(make_env(), good, **{name: 0})  # type: ignore[arg-type]
-
-
 def test_the_table_has_rows_for_all_for_types_and_for_tasks() -> None:
     episodes = [make_episode("b", 1.0), make_episode("b", 0.0), make_episode("a", 0.5, "text")]
     lost = make_episode("c", 0.0, stop_reason=StopReason.INFRA)

@@ -1,4 +1,4 @@
-r"""(gold, whole message, right?), by what is tricky about it. A message without a box is the content of one."""
+r"""(gold, message, right?), by what is tricky about it. A message without a box is the content of one."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ CASES: dict[str, list[Case]] = {
         ("12", "12 square units", True), ("12", "12i", False), ("12", "12x", False),
     ],
     "text in the box": [
+        ("12", "12 = a + b", True), ("12", "x = 12 = 13", False), ("12", "x = y", False),
         ("12", r"\text{12}", True), ("12", "x=12", True), ("12", "x_1 = 12", True),
         ("12", "a+b+c=12", True), ("12", "AB = 12", True), ("12", "10 + 2 = 12", True),
         ("12", "11 = 12", False), ("12", "12 = 11", False), ("12", r"\text{The answer is } 12", True),
@@ -65,6 +66,7 @@ CASES: dict[str, list[Case]] = {
         ("12", "x > 12", False), ("12", r"\approx 12", False),
     ],
     "hedging": [
+        ("12", "1 2", False), ("12", "12?", False), ("12", r"\boxed{12}\boxed{13}", False),
         ("12", "12, 13", False), ("12", r"12 \text{ or } 13", False),
         ("12", r"12\text{ or perhaps }13", False), ("12", "12 or 13", False), ("12", r"\pm 12", False),
         ("12", r"\{12, 13\}", False), ("12", r"\{1, 2, \ldots, 50\}", False), ("12", "(12, 13)", False),
@@ -95,6 +97,9 @@ CASES: dict[str, list[Case]] = {
         ("3.5", "@The answer is 3.5.", True),
     ],
     "roots, pi and algebra": [
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", True),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\3\end{pmatrix}", False),
+        (r"6\pi", r"6\pi\text{ cm}^2", True), (r"6\pi\text{ cm}", r"6\pi\text{ m}", False),
         (r"3\sqrt{2}", r"3\sqrt2", True), (r"3\sqrt{2}", r"\sqrt{18}", True),
         (r"3\sqrt{2}", "4.2426", False), (r"3\sqrt{2}", "3√2", True), ("3", r"3\sqrt(2)", False),
         (r"2\pi", "2π", True), (r"2\pi", "6.2832", False), ("3.141593", r"\pi", False),
@@ -115,6 +120,9 @@ CASES: dict[str, list[Case]] = {
         ("x=3, y=4", "x=3, y=4", True), ("(1,234)", "(1,235)", False), ("100, 200", "100,200", True),
     ],
     "words": [
+        ("B", r"(B)\ 12", True), (r"\text{(B)}", r"\textbf{(B)}\ 12", True),
+        (r"\text{(B)}", r"\textbf{(A)}\ 12", False),
+        (r"10\text{ a.m.}", r"10\text{ p.m.}", False), (r"10\text{ a.m.}", r"10\text{ a.m.}", True),
         (r"\text{Friday}", "Friday", True), (r"\text{Friday}", r"\text{friday}", True),
         (r"\text{Friday}", r"\text{Sunday}", False), (r"\text{(C)}", "C", True),
         ("C", r"\textbf{(C)}", True), (r"\text{(C)}", "(D)", False), ("even", "odd", False),
@@ -123,7 +131,7 @@ CASES: dict[str, list[Case]] = {
     "bombs": [
         ("12", "9^{9^{9^{9}}}", False), ("12", "(10^{9})!", False), ("12", "1e999999999", False),
         ("12", "10^{-10^{10}}", False), ("12", "(" * 900 + "12" + ")" * 900, False),
-        ("12", r"\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{\frac{1}{2}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}", False),
+        ("12", r"\frac{1}{" * 300 + "2" + "}" * 300, False),
         ("12", "9" * 3000, False), ("12", "{" * 500 + "12", False),
     ],
 }  # fmt: skip

@@ -240,7 +240,9 @@ def test_ends_of_pairs_cannot_be_led_elsewhere(run: Run) -> None:
         "  for act in (a.bind, a.connect, lambda name: a.listen(), lambda name: a.sendto(b'x', name)):\n"
         "    try: act(name); print(act, name)\n"
         "    except OSError: pass\n"
-        "  a.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1); a.send(b'x')\n"
+        "  try: a.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1); print('credentials')\n"
+        "  except OSError: pass\n"
+        "  a.send(b'x')\n"
         "  if a.getsockname() or b.getsockname(): print('named', a.getsockname())\n"
     )
     assert (result.stdout, result.stderr) == ("", "")

@@ -257,7 +257,9 @@ def test_our_warnings_are_shown_and_others_are_logged(
     set_trainer(monkeypatch, train)
     assert cli.main(["--out", "here"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("warning: all [bold]returns[/] are equal\nstep 1/1")
+    assert shown.startswith(
+        "warning: all [bold]returns[/] are equal\n1 step(s) to go; agents: writer_0, checker_0\nstep 1/1"
+    )
     assert "noise" not in shown
     assert "noise" in Path("here/run.log").read_text()
     assert json.loads(Path("here/metrics.jsonl").read_text())["step"] == 1

@@ -80,3 +80,13 @@ def test_a_bool_is_no_number() -> None:
 
 def test_every_setting_has_a_help_text() -> None:
     assert all(len(item.metadata["help"]) > 20 for item in dataclasses.fields(Config))
+
+
+def test_an_environment_has_defaults_of_its_own(tmp_path: Path) -> None:
+    math = resolve({"env": "mathchat-v0"})
+    assert (math.exploring_starts, math.ground_truth) == (0.0, "off")
+    assert resolve({"env": "mappa/mathchat-v0", "ground_truth": "final"}).ground_truth == "final"
+    assert (resolve({}).exploring_starts, resolve({}).ground_truth) == (0.5, "final")
+    file = tmp_path / "settings.toml"
+    file.write_text('env = "mathchat-v0"\nexploring_starts = 0.25\n')
+    assert resolve({}, file=file).exploring_starts == 0.25

@@ -43,6 +43,16 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
+def test_plain_lines_give_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    progress = make_progress(Console(file=screen, width=80))
+    progress.start(2, ("a_0",))
+    progress.phase("rollout", 1, 4)
+    monkeypatch.setattr("mappa_train.progress.PHASE_INTERVAL_S", 0.0)
+    progress.phase("rollout", 2, 4)
+    assert screen.getvalue() == "2 step(s) to go; agents: a_0\nstep 1/2: rollout 2/4\n"
+
+
 def test_the_page_holds_curves_episodes_and_settings(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=3, episodes=2)
     page = report.write_report(run.path).read_text()
@@ -201,6 +211,7 @@ def test_plain_progress_prints_one_line_a_step(tmp_path: Path) -> None:
         progress.step(line)
     progress.finish(lines[0], lines[-1], run.path)
     printed = screen.getvalue().splitlines()
+    assert printed.pop(0) == "2 step(s) to go; agents: writer_0, checker_0"
     assert printed[0].startswith(
         "step 1/2  score 7.00 (writer_0 6.00 checker_0 8.00)  success 100 %  20 tokens/s"
     )

@@ -162,6 +162,7 @@ class Namespaces(Isolation):
         linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
         safe = linux.MS_NOSUID | linux.MS_NODEV
         linux.umount("/ws")
+        linux.write("/proc/self/oom_score_adj", "1000")  # the kernel's choice when the machine runs out
         if os.listdir(SHARED):
             # Mounts that came along from outside cannot be taken off, but covered.
             linux.mount("tmpfs", SHARED, "tmpfs", safe, "size=4k,mode=711")
@@ -196,12 +197,13 @@ class Uids(Isolation):
 
     def make(self, number: int, megabytes: int, num_inodes: int) -> None:
         for path in (self.path(number), self._scratch(number)):
-            os.makedirs(path, exist_ok=True)
+            os.mkdir(path, 0o700)
             os.chown(path, self.uid(number), self.uid(number))
-            os.chmod(path, 0o700)
 
     def remove(self, number: int) -> None:
-        """Nothing to do: the owner has emptied the folders, which stay."""
+        # The owner has emptied them, but attributes and access lists stay with a folder.
+        for path in (self.path(number), self._scratch(number)):
+            os.rmdir(path)
 
     def show(self, number: int, name: str, target: str) -> None:
         place = f"{self.path(number)}/{name}"

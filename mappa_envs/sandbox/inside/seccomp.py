@@ -51,6 +51,9 @@ DENIED = {
     # All runs of a sandbox share one (empty) network namespace, in which names reach others.
     "socket": (41, 198), "bind": (49, 200), "connect": (42, 203), "listen": (50, 201),
     "accept": (43, 202), "accept4": (288, 242),
+    # Counted for the whole machine or for whoever started us; and buffers beyond the usual size.
+    "io_setup": (206, 0), "io_submit": (209, 2), "inotify_init": (253, -1), "inotify_init1": (294, 26),
+    "setsockopt": (54, 208),
 }  # fmt: skip
 
 WRITING = {
@@ -62,7 +65,7 @@ WRITING = {
     "fchown": (93, 55), "lchown": (94, -1), "fchownat": (260, 54), "utime": (132, -1), "utimes": (235, -1),
     "futimesat": (261, -1), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
     "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-    "openat2": (437, 437),
+    "openat2": (437, 437), "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469),
 }  # fmt: skip
 """What else an inspector may not do: change files. `openat` it may, for reading."""
 

@@ -17,6 +17,8 @@ class Usage:
     num_tasks: int = 0
     resident_bytes: int = 0
     """An upper bound: pages that processes share count once for each."""
+    table_bytes: int = 0
+    """Page tables, part of the above."""
     pids: list[int] = field(default_factory=list)
 
     def exact_bytes(self, baseline: int) -> int:
@@ -34,7 +36,8 @@ class Usage:
             except OSError:
                 continue
             total += fields.get("Pss_Anon", 0) + fields.get("Pss_Shmem", 0)
-        return total - _fields("/proc/self/status")["RssAnon"]  # at most what is the zygote's own
+        # At most what is the zygote's own.
+        return total + self.table_bytes - _fields("/proc/self/status")["RssAnon"]
 
 
 def _fields(path: str) -> dict[str, int]:
@@ -95,8 +98,13 @@ def is_ending(pid: int) -> bool:
     return int(words[17]) <= 1 and (words[0] in "ZX" or bool(int(words[6]) & _EXITING))
 
 
-def usage(keys: set[int], key_of: Callable[[int], int | None], skipped: set[int]) -> dict[int, Usage]:
-    """The usage of the processes with each of the keys, those `skipped` aside."""
+def usage(
+    keys: set[int], key_of: Callable[[int], int | None], skipped: set[int], workers: set[int]
+) -> dict[int, Usage]:
+    """The usage of the processes with each of the keys, those `skipped` aside.
+
+    What a worker inherited does not count; what others hold does, as they may have inherited nothing.
+    """
     found = {key: Usage() for key in keys}
     inherited = _fields("/proc/self/status")["RssAnon"]
     for pid in all_pids():
@@ -107,6 +115,8 @@ def usage(keys: set[int], key_of: Callable[[int], int | None], skipped: set[int]
                 used = found[key]
                 fields = _fields(f"/proc/{pid}/status")
                 used.num_tasks += fields["Threads"]
-                used.resident_bytes += max(0, fields["RssAnon"] - inherited) + fields["RssShmem"]
+                anonymous = max(0, fields["RssAnon"] - inherited) if pid in workers else fields["RssAnon"]
+                used.resident_bytes += anonymous + fields["RssShmem"] + fields["VmPTE"]
+                used.table_bytes += fields["VmPTE"]
                 used.pids.append(pid)
     return found

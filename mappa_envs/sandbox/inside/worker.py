@@ -30,7 +30,10 @@ from . import linux, seccomp
 from .isolation import WORKSPACE, Isolation
 
 STARTED = "started"
-_CHANNEL, _REPORT = 3, 4
+_CHANNEL, _REPORT, _HIGH = 3, 4, 300
+MAX_FDS = 253
+"""That the kernel sends in one message."""
+
 _MAX_OPEN_FILES = 256
 _SETUP_FAILED = 125
 
@@ -49,7 +52,7 @@ def main(channel: socket.socket, setting: Setting) -> NoReturn:
     try:
         channel = prepare(channel, setting.isolation)
         rehearse()
-        data, fds, _, _ = socket.recv_fds(channel, 1 << 16, 32)
+        data, fds, _, _ = socket.recv_fds(channel, 1 << 16, MAX_FDS)
         if not data:
             os._exit(0)
         order = json.loads(data)
@@ -60,10 +63,10 @@ def main(channel: socket.socket, setting: Setting) -> NoReturn:
         exit_code = run(json.loads(work))
         # The zygote answers at this word; the kernel takes much longer to free the memory.
         channel.send(str(exit_code).encode())
-    except OSError as error:
+    except (OSError, ValueError) as error:
         # Ignored after the start: a word that is no number.
         with contextlib.suppress(OSError):
-            channel.send(f"{error.strerror}".encode())
+            channel.send(str(error)[:1000].encode())
     finally:
         os._exit(exit_code)
 
@@ -76,7 +79,6 @@ def prepare(channel: socket.socket, isolation: Isolation) -> socket.socket:
     channel.detach()
     os.closerange(_CHANNEL + 1, os.sysconf("SC_OPEN_MAX"))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    linux.write("/proc/self/oom_score_adj", "1000")  # the kernel's choice when the machine runs out
     _open_streams()
     return socket.socket(fileno=_CHANNEL)
 
@@ -103,14 +105,14 @@ def _open_streams() -> None:
 def lock_in(order: dict[str, Any], fds: list[int], setting: Setting) -> None:
     """Workspace, limits, identity, capabilities and system calls, in an order that still may do the next."""
     # Any of them may have the very number that another has to move to.
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for fd in fds]
-    os.closerange(_CHANNEL + 1, 32)
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH) for fd in fds]
+    os.closerange(_CHANNEL + 1, _HIGH)
     _code, stdout, stderr, report, *trees = high
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.dup2(report, _REPORT, inheritable=False)
     setting.isolation.enter(order, trees)
-    os.closerange(32, 64)
+    os.closerange(_HIGH, 2 * _HIGH)
     _limit(order["limits"], setting.memory_baseline)
     linux.drop_capabilities()
     linux.prctl(linux.PR_SET_DUMPABLE, 1)

@@ -33,6 +33,10 @@ MAX_MESSAGE_BYTES = 1 << 16
 MAX_FDS = 64
 WATCH_INTERVAL_S = 0.05
 START_TIMEOUT_S = 30.0
+MAX_SHARING, LOOK_FACTOR = 16, 20
+"""A run whose processes seem to hold this many times its memory is stopped without an exact look; after a
+look comes a pause of this many times its length."""
+
 EARLY_S, GRACE_S = 0.002, 5.0
 """How long we look at a worker that said that it ends; and how long it may take where others need the
 processor, before it is killed."""
@@ -54,6 +58,7 @@ class Step:
     first_word: str | None = None
     started: float = 0.0
     deadline: float = math.inf
+    next_look: float = 0.0
     status: int | None = None
     limit: str | None = None
 
@@ -244,15 +249,25 @@ class Zygote:
             return
         inits = {step.init for step in self.running.values()}
         keys = {step.key for step in self.running.values()}
-        usage = watchdog.usage(keys, self.isolation.key_of, inits)
+        usage = watchdog.usage(keys, self.isolation.key_of, inits, self.workers())
         for step in self.running.values():
             used = usage[step.key]
-            memory_bytes = step.limits["memory_bytes"]
             if used.num_tasks >= step.limits["processes"]:
                 self.stop(step, "processes")
-            elif used.resident_bytes > memory_bytes and used.exact_bytes(self.container_bytes) > memory_bytes:
+            elif self.takes_too_much(step, used):
                 self.stop(step, "memory")
         self.next_watch = time.monotonic() + WATCH_INTERVAL_S
+
+    def takes_too_much(self, step: Step, used: watchdog.Usage) -> bool:
+        """The exact look walks page tables, in our only thread: it gets a small share of the time."""
+        memory_bytes, now = step.limits["memory_bytes"], time.monotonic()
+        if used.resident_bytes <= memory_bytes or now < step.next_look:
+            return False
+        if used.resident_bytes > MAX_SHARING * memory_bytes:
+            return True
+        exact = used.exact_bytes(self.container_bytes)
+        step.next_look = now + LOOK_FACTOR * (time.monotonic() - now)
+        return bool(exact > memory_bytes)
 
     def on_event(self, step: Step, fd: int) -> None:
         """A worker spoke, a worker died, or its init did, which dies only after all others in there."""
@@ -315,11 +330,14 @@ class Zygote:
                 step.deadline = min(step.deadline, until + GRACE_S)
                 return
             os.sched_yield()
-        others = set(watchdog.pids_of(step.key, self.isolation.key_of)) - {step.pid, step.init}
-        if word.isdigit() and not others:
+        if word.isdigit() and self.is_alone(step) and self.is_alone(step):
             step.status = int(word[:3]) & 255
             self.answer(step)
         self.kill(step)
+
+    def is_alone(self, step: Step) -> bool:
+        """One look may miss a process that is handing over to its child: ask twice."""
+        return not set(watchdog.pids_of(step.key, self.isolation.key_of)) - {step.pid, step.init}
 
     def finish(self, step: Step) -> None:
         """All of it is dead."""

@@ -100,6 +100,26 @@ def test_fractions_and_decimals_are_exact(x: Fraction, y: Fraction) -> None:
     assert grade(rf"\boxed{{{rounded}}}", tex(x)) == (Fraction(rounded) == x)
 
 
+SPELLED = (
+    r"\frac { } ( ) [ ] \sqrt ^ _ 1 9 99 x \pi , ; \text{ "
+    r"or \pm = \le ! % \boxed{ \{ \} \cup \infty - + . e i E \int "
+    r"\sum \begin{pmatrix} \end{pmatrix} \\ & \binom \overline{ 0. / ½ ² ° \in < > * \cdot \circ "
+)
+PIECES = st.sampled_from(SPELLED.split())
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    pieces=st.lists(PIECES | st.just(" "), max_size=30),
+    gold=st.sampled_from(["60", "x+1", "(1,2)", r"\{1\}"]),
+)
+def test_no_heap_of_latex_makes_it_raise_or_hang(pieces: list[str], gold: str) -> None:
+    start = time.monotonic()
+    assert grade(rf"\boxed{{{''.join(pieces)}}}", gold) in (True, False)
+    assert grade(rf"\boxed{{{gold}}}", "".join(pieces)) in (True, False)
+    assert time.monotonic() - start < 2 * LIMIT_S
+
+
 @settings(deadline=None, max_examples=300)
 @given(response=st.text() | st.text("\\boxed{}()[]0123456789,.^!%$ frac=<>+-*/", max_size=60), gold=st.text())
 def test_no_text_makes_it_raise(response: str, gold: str) -> None:

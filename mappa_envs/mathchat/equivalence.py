@@ -1,0 +1,231 @@
+r"""When two answers say the same: our own rules, and a question to math-verify where they have no verdict.
+
+>>> same("[0, 1)", "0 \\le x < 1", ask=never)
+True
+
+Numbers compare exactly, texts as words, tuples and intervals in order and with their brackets, sets and bare
+lists in any order. An answer with more parts than the gold is wrong: a guess among several does not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mappa_envs.mathchat.latex import plain
+from mappa_envs.mathchat.numbers import UNITS, Number, TooLarge, equal, read_number
+
+Ask = Callable[[str, str], bool]
+"""`ask(gold, answer)`: are these two, neither a plain number nor words, the same?"""
+
+MAX_PARTS = 60
+MAX_DEPTH = 8
+
+_HEDGE = re.compile(
+    r"\\(?:ldots|le|ge|ne|pm|mp|approx|sim|cup|in)(?![A-Za-z])|[<>?]|\d\s+\d|\bor\b|\\text|[^\W\d_]{4,}"
+)
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_OR = re.compile(r"\\text\{\s*,?\s*(?:or|and)\b\s*([^{}]*)\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z' .,-]*")
+_CHOICE = re.compile(r"\(?\s*([A-Ja-j])\s*\)?")
+_CHOICE_AND_MORE = re.compile(r"(?:\\text\{)?\s*\(([A-Ja-j])\)")
+_NAME = r"[A-Za-z](?:_\{?\w+\}?)?"
+_EQUATION = re.compile(rf"(?!{_NAME}\s*=)[^=]+=[^=]+")
+"""What is no assignment: as a gold, the whole of it is the answer."""
+_BELOW = re.compile(rf"{_NAME}\s*(\\le|<)(.+)|(.+)(\\ge|>)\s*{_NAME}")
+_ABOVE = re.compile(rf"{_NAME}\s*(\\ge|>)(.+)|(.+)(\\le|<)\s*{_NAME}")
+_BETWEEN = re.compile(rf"(.+?)(\\le|<)\s*{_NAME}\s*(\\le|<)(.+)")
+_MEMBER = re.compile(rf"{_NAME}\s*\\in(?![A-Za-z])")
+_OPEN, _CLOSE = ("(", "[", "\\{", "{"), (")", "]", "\\}", "}")
+_BRACKET = re.compile(r"\\[{}]|[()\[\]{},;]|\\.", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Parts and the brackets around them; "" for a bare list. Braces and bare lists have no order."""
+
+    brackets: str
+    parts: tuple[str, ...]
+
+    @property
+    def ordered(self) -> bool:
+        return self.brackets not in ("", "\\{\\}")
+
+
+def same(gold: str, answer: str, ask: Ask) -> bool:
+    """Whether the answer, in LaTeX, is right. `ask` decides what these rules leave open."""
+    return _same(plain(gold), plain(answer), ask, 0)
+
+
+def _same(gold: str, answer: str, ask: Ask, depth: int) -> bool:
+    if not answer or depth > MAX_DEPTH:
+        return False
+    if _squeezed(gold) == _squeezed(answer):
+        return True
+    words = _as_words(gold)
+    if words is None and _CHOICE.fullmatch(gold) and (_as_words(answer) or _CHOICE_AND_MORE.match(answer)):
+        words = gold.lower()
+    if words is not None:
+        choice = _CHOICE_AND_MORE.match(answer) if len(words) == 1 else None
+        given_words = choice[1].lower() if choice else _as_words(answer)
+        return words == (given_words or _as_words(f"\\text{{{answer}}}"))
+    try:
+        wanted = None if _EQUATION.fullmatch(gold) else _value(gold)
+    except (TooLarge, _Contradiction):
+        wanted = None
+    try:
+        given = _value(answer)
+    except (TooLarge, _Contradiction):
+        return False
+    if wanted is not None and given is not None:
+        return equal(wanted, given)
+    return _compare_parts(gold, answer, wanted, ask, depth)
+
+
+def _compare_parts(gold: str, answer: str, wanted: Number | None, ask: Ask, depth: int) -> bool:
+    left, right = _group(gold), _group(answer)
+    if left is not None or right is not None:
+        left, right = left or _Group("", (gold,)), right or _Group("", (answer,))
+        return _same_groups(left, right, ask, depth + 1)
+    if wanted is not None and _HEDGE.search(_COMMAND.sub(_kept_command, answer)):
+        return False
+    said, replied = _texts(gold), _texts(answer)
+    # math-verify passes over text.
+    return (not said or not replied or said == replied) and ask(gold, answer)
+
+
+def _texts(text: str) -> set[str]:
+    """The words of every `\\text{…}` in lower case, a unit by its size."""
+    found = {re.sub(r"[\s.]+|\b(?:square|cubic|sq)\b", " ", words) for words in _TEXT.findall(text.lower())}
+    return {UNITS[words][1] if words in UNITS else words for words in map(str.strip, found)}
+
+
+def _kept_command(found: re.Match[str]) -> str:
+    return found[0] if _HEDGE.fullmatch(found[0]) else " "
+
+
+def _same_groups(gold: _Group, answer: _Group, ask: Ask, depth: int) -> bool:
+    if len(gold.parts) != len(answer.parts) or len(gold.parts) > MAX_PARTS:
+        return False
+    if gold.brackets and answer.brackets and gold.brackets != answer.brackets:
+        return False
+    if gold.ordered or answer.ordered:
+        return all(_same(a, b, ask, depth) for a, b in zip(gold.parts, answer.parts, strict=True))
+    left = list(answer.parts)
+    for part in gold.parts:
+        match = next((other for other in left if _same(part, other, ask, depth)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return True
+
+
+class _Contradiction(Exception):
+    """An equation between two different numbers."""
+
+
+def _value(text: str) -> Number | None:
+    """The number that a text states, as `60`, `x = 60`, `60 = x` or `59 + 1 = 60`.
+
+    Raises `TooLarge`, and `_Contradiction` on `59 = 60`.
+    """
+    if "=" not in text:
+        return read_number(text)
+    sides = [side.strip() for side in text.split("=")]
+    values = [read_number(side) for side in sides]
+    known = [value for value in values if value is not None]
+    unknown = [side for value, side in zip(values, sides, strict=True) if value is None]
+    if not known or any(not re.search("[A-Za-z]", side) or re.search("[,<>]", side) for side in unknown):
+        return None
+    if any(value.share != known[-1].share for value in known):
+        raise _Contradiction
+    return known[-1]
+
+
+def _squeezed(text: str) -> str:
+    """Without blanks, but for those between digits."""
+    return re.sub(r"\s+", "", re.sub(r"(?<=\d)\s+(?=\d)", "_", text))
+
+
+def _as_words(text: str) -> str | None:
+    r"""The text in lower case, if it is `\text{…}`, a word of four letters or more, or a choice `(B)`."""
+    body = text.strip()
+    choice = _CHOICE.fullmatch(body)
+    if choice and "(" in body:
+        return choice[1].lower()
+    inner = re.fullmatch(r"\\text\{([^{}]*)\}", body)
+    if inner:
+        body = inner[1].strip()
+        if choice := _CHOICE.fullmatch(body):
+            return choice[1].lower()
+    if _WORDS.fullmatch(body) and (inner or re.search("[A-Za-z]{4}", body)):
+        return " ".join(re.sub(r"[.,]", " ", body).split()).lower()
+    return None
+
+
+def _group(text: str) -> _Group | None:
+    """The parts of a list, tuple, interval or set; None for anything else."""
+    text = _MEMBER.sub("", text, count=1).strip() if _MEMBER.match(text) else text
+    text = _OR.sub(lambda found: f", {found[1] or ''}", text)
+    text = _interval(text) or text
+    if text.count("\\pm") == 1:
+        return _Group("", (text.replace("\\pm", "+"), text.replace("\\pm", "-")))
+    parts, whole = _split(text)
+    if len(parts) > 1:
+        return _Group("", tuple(parts))
+    if whole is None:
+        return None
+    opening, closing = whole
+    inner, _ = _split(text[len(opening) : len(text) - len(closing)])
+    if opening == "{" or (opening == "(" and len(inner) == 1):
+        return None  # brackets around one expression
+    return _Group(opening + closing, tuple(inner))
+
+
+def _interval(text: str) -> str | None:
+    if found := _BETWEEN.fullmatch(text):
+        return _brackets(found[2]) + f"{found[1]},{found[4]}" + _brackets(found[3], closing=True)
+    if found := _BELOW.fullmatch(text):
+        return "(-\\infty," + (found[2] or found[3]) + _brackets(found[1] or found[4], closing=True)
+    if found := _ABOVE.fullmatch(text):
+        return _brackets(found[1] or found[4]) + (found[2] or found[3]) + ",\\infty)"
+    return None
+
+
+def _brackets(relation: str, *, closing: bool = False) -> str:
+    return "()"[closing] if relation in "<>" else "[]"[closing]
+
+
+def _split(text: str) -> tuple[list[str], tuple[str, str] | None]:
+    """Parts between the commas outside brackets; and the outer brackets, if one pair spans the text."""
+    stack: list[str] = []
+    parts, start, pair = [], 0, None
+    text = text.strip()
+    for token in _BRACKET.finditer(text):
+        word = token[0]
+        if word in _OPEN:
+            stack.append(word)
+        elif word in _CLOSE and stack:
+            opening = stack.pop()
+            if not stack and token.end() == len(text) and text.startswith(opening) and _first_end(text):
+                pair = (opening, word)
+        elif word in ",;" and not stack:
+            parts.append(text[start : token.start()].strip())
+            start = token.end()
+    parts.append(text[start:].strip())
+    return [part for part in parts if part], pair
+
+
+def _first_end(text: str) -> bool:
+    """Whether the bracket that begins the text is closed by the one that ends it, and not before."""
+    depth = 0
+    for token in _BRACKET.finditer(text):
+        if token[0] in _OPEN:
+            depth += 1
+        elif token[0] in _CLOSE:
+            depth -= 1
+            if depth == 0:
+                return token.end() == len(text)
+    return False

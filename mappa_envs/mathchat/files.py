@@ -1,0 +1,157 @@
+r"""Problems from a JSON or JSON-lines file.
+
+A list of records, one record a line, or `{"data": [...]}`. A record has
+
+- the problem: `prompt`, `problem`, `question`, `query` or `input`, in any case; of a list of chat messages,
+  the last one of the user;
+- the answer: `answer`, `final_answer`, `expected_answer`, `ground_truth`, `gold` or `target`: text ("007",
+  "080 or 081 (both were accepted)", LaTeX, the end of a worked solution after `####`), a number (142.0), or a
+  list of accepted answers. Without any of these, the last `\boxed` of `solution`. No other part of a solution
+  is kept.
+
+Optional are `id`, `level` and `split`. Where a record names no split, `tasks.split_of` does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mappa_envs.errors import DataError
+from mappa_envs.mathchat.grading import read_golds
+from mappa_envs.mathchat.latex import find_answer
+from mappa_envs.mathchat.tasks import SPLITS, MathTask, split_of
+
+PROBLEM = ("prompt", "problem", "question", "query", "input")
+ANSWER = ("answer", "final_answer", "expected_answer", "ground_truth", "gold", "target")
+IDS = ("id", "unique_id", "task_id", "problem_idx")
+ALIASES = {"validation": "val", "valid": "val", "dev": "val", "eval": "test", "training": "train"}
+
+_NAMED_PICTURE = re.compile(r"\s*\S[^\n]*\.(?:png|jpe?g|gif)\s*\Z", re.IGNORECASE)
+_log = logging.getLogger(__name__)
+
+
+def load_file(path: Path) -> list[MathTask]:
+    """The tasks of a file. Raises `DataError` with file, record and remedy."""
+    return list(read_records(_records(path), name=path.stem, where=str(path)))
+
+
+def read_records(
+    records: Sequence[Any], *, name: str, where: str, split: str | None = None
+) -> Iterator[MathTask]:
+    """The tasks of records; `name` is their type and the start of ids, `split` what all of them get."""
+    taken: set[str] = set()
+    num_pictures = 0
+    for number, record in enumerate(records, 1):
+        place = f"{where}: record {number}"
+        fields = _fields(record, place)
+        problem = _problem(fields, place)
+        text = _NAMED_PICTURE.sub("", problem)
+        num_pictures += text != problem
+        task_id = str(_first(fields, IDS) if _first(fields, IDS) is not None else f"{name}-{number:04d}")
+        if task_id in taken:
+            task_id = f"{task_id}-{number:04d}"
+        taken.add(task_id)
+        yield MathTask(
+            task_id=task_id,
+            task_type=name,
+            split=split or _split(fields, text, place),
+            prompt=text.strip(),
+            golds=_golds(fields, place),
+            level=_level(fields.get("level")),
+        )
+    if num_pictures:
+        _log.warning("%s: %d problems end in the name of a picture, which is left out", where, num_pictures)
+
+
+def _records(path: Path) -> list[Any]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        return _lines(path, text)
+    if isinstance(whole, dict) and len(whole) and isinstance(first := next(iter(whole.values())), list):
+        whole = whole.get("data", first)
+    records = whole if isinstance(whole, list) else [whole]
+    if not records:
+        raise DataError(f"{path} holds no record")
+    return records
+
+
+def _lines(path: Path, text: str) -> list[Any]:
+    records = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise DataError(
+                f"{path}: neither one JSON value nor JSON lines; line {number}: {error}"
+            ) from error
+    if not records:
+        raise DataError(f"{path} is empty")
+    return records
+
+
+def _fields(record: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(record, Mapping):
+        raise DataError(
+            f"{place} is {type(record).__name__}; a JSON object with problem and answer is needed"
+        )
+    return {str(key).strip().lower().replace(" ", "_"): value for key, value in record.items()}
+
+
+def _first(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((fields[name] for name in names if fields.get(name) is not None), None)
+
+
+def _problem(fields: Mapping[str, Any], place: str) -> str:
+    found = _first(fields, PROBLEM)
+    if isinstance(found, list):
+        said = [
+            part.get("content") for part in found if isinstance(part, dict) and part.get("role") == "user"
+        ]
+        found = said[-1] if said else None
+    if not isinstance(found, str) or not found.strip():
+        raise DataError(f"{place} has no problem: one of {', '.join(PROBLEM)} is needed, as text; "
+                        f"it has {', '.join(fields) or 'no field'}")  # fmt: skip
+    return found
+
+
+def _golds(fields: Mapping[str, Any], place: str) -> tuple[str, ...]:
+    found = _first(fields, ANSWER)
+    if found is None and isinstance(solution := fields.get("solution"), str):
+        found = find_answer(solution)
+    if isinstance(found, str):
+        found = found.rpartition("####")[2]
+        if "\\boxed" in found:
+            found = find_answer(found) or ""
+    golds = read_golds(found) if isinstance(found, (str, int, float, list)) else ()
+    if not golds:
+        raise DataError(f"{place} has no usable answer ({found!r}): one of {', '.join(ANSWER)} is needed, as "
+                        f"text, number or list; it has {', '.join(fields)}")  # fmt: skip
+    return golds
+
+
+def _split(fields: Mapping[str, Any], prompt: str, place: str) -> str:
+    named = fields.get("split")
+    if named is None:
+        return split_of(prompt)
+    split = ALIASES.get(str(named).lower(), str(named).lower())
+    if split not in SPLITS:
+        raise DataError(f"{place}: unknown split {named!r}; known: {', '.join(SPLITS)}")
+    return split
+
+
+def _level(found: Any) -> int | None:
+    """5 of 5, 5.0, "5" and "Level 5"."""
+    digits = re.search(r"\d+", str(found)) if found is not None else None
+    return int(digits[0]) if digits else None

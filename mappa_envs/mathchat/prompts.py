@@ -1,0 +1,100 @@
+r"""What the three roles are told, in two styles.
+
+"full" is for models of a billion parameters and more. "starter" is for a very small model with little
+context: the problem, then an answer of the right form that seems given already, to be written again, better.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, get_args
+
+from mappa_envs.actions import handover_text
+from mappa_envs.types import Message, Turn
+from mappa_envs.view import View, head_and_tail, own_messages, tail, tool_text
+
+PromptStyle = Literal["full", "starter"]
+STYLES: tuple[str, ...] = get_args(PromptStyle)
+
+DUTIES = {
+    "problem_solver": (
+        "Work out a solution step by step. State what has to be computed, and what you already know of the "
+        "answer. Your teammates compute and check."
+    ),
+    "code_executor": (
+        "Find the answer by computation: one complete Python program in a ```python block that prints it. "
+        "It is run at once and you see its output. Prefer exact arithmetic, and enumeration where it is "
+        "feasible. Each message runs in a fresh interpreter with numpy, scipy and sympy, without network. If "
+        "it fails or prints nothing, mend it; if the result contradicts the solution so far, say which is "
+        "right. "
+        "A message without code hands over. Your last message, with the output of its code, is all that your "
+        "teammates get: name the result in it."
+    ),
+    "verifier": (
+        "Check the work before you against the problem: is it what was asked, and do reasoning and computed "
+        r"result agree? Correct what is wrong. End with the one final answer in \boxed{}, for example "
+        r"\boxed{42}. Only your last box counts."
+    ),
+}
+
+_MAX_CHARS = 8000
+_STARTERS = {
+    "problem_solver": "I compute it step by step. It can be checked with Python.",
+    "code_executor": "```python\nanswer = 0\nprint(answer)\n```",
+}
+_ASK = {
+    "problem_solver": "How is it solved?",
+    "code_executor": "Write Python that prints the answer.",
+    "verifier": r"What is the answer? Write \boxed{answer}.",
+}
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:/\d+)?")
+
+
+def build(view: View, style: PromptStyle, max_tokens: int) -> list[Message]:
+    """The prompt of the role. Pure."""
+    return _starter(view) if style == "starter" else _full(view, max_tokens)
+
+
+def _full(view: View, max_tokens: int) -> list[Message]:
+    role = view.role
+    chain = " → ".join(member.title for member in view.team)
+    count = "one message" if role.max_actions == 1 else f"up to {role.max_actions} messages"
+    system = (
+        f"You are the {role.title} of a team that solves a mathematical problem: {chain}. The team succeeds "
+        f"only if the last member's final answer is right.\n\nYour duty: {role.duty}\n\n"
+        f"You can send {count}, each of at most {max_tokens} tokens, thinking included; what is longer is "
+        "cut off. Be brief."
+    )
+    parts = [f"# Problem\n{view.task.prompt.strip()}"]
+    for turn in view.handovers:
+        text = head_and_tail(handover_text(turn.action), _MAX_CHARS) or "(an empty message)"
+        parts.append(f"# Message of the {view.title(turn.agent)}\n{text}{_output(turn)}")
+    first = [Message(role="system", content=system), Message(role="user", content="\n\n".join(parts))]
+    return first + own_messages(view)
+
+
+def _output(turn: Turn) -> str:
+    return "" if turn.tool is None else f"\n\nOutput of its code:\n{tail(tool_text(turn.tool), 2000)}"
+
+
+def _starter(view: View) -> list[Message]:
+    seat = view.role.name.rsplit("_", 1)[0]
+    ask = [view.task.prompt.strip()]
+    outputs = [turn.tool.stdout.strip() for turn in (*view.handovers, *view.own) if turn.tool]
+    for turn in view.handovers:
+        if said := " ".join(handover_text(turn.action).replace("`", "").split())[-150:]:
+            ask.append(f"{view.title(turn.agent)}: {said}")
+    if outputs:
+        ask.append(f"Output: {tail(outputs[-1], 200)}")
+    return [
+        Message(role="system", content=f"You are the {view.role.title}. Answer in a few words or lines."),
+        Message(role="user", content="\n".join([*ask, _ASK.get(seat, "Go on.")])),
+        Message(role="assistant", content=_STARTERS.get(seat) or _boxed(outputs)),
+        Message(role="user", content="Good. Write it again, the same or better."),
+    ]
+
+
+def _boxed(outputs: list[str]) -> str:
+    """The last number that the team's code printed, as a final answer."""
+    numbers = _NUMBER.findall(outputs[-1][-200:]) if outputs else []
+    return f"The answer is \\boxed{{{numbers[-1] if numbers else 0}}}."
