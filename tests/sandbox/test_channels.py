@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from conftest import still_for
+from sandbox_kit import still_for
 
 from mappa_envs.sandbox import Sandbox
 from mappa_envs.types import ToolResult

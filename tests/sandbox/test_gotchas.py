@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from census import command, descendants, sandbox_pids, zygotes
-from conftest import run_once
+from sandbox_kit import run_once
 
 from mappa_envs.sandbox import Sandbox
 from mappa_envs.types import ToolResult

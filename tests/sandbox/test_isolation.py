@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import SECRET, only_docker, only_namespace
+from sandbox_kit import SECRET, only_docker, only_namespace
 
 from mappa_envs.sandbox import Sandbox
 from mappa_envs.sandbox.inside.seccomp import AUDIT_ARCH, CLONE, DENIED

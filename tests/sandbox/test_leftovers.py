@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from conftest import still_for
+from sandbox_kit import still_for
 
 from mappa_envs.sandbox import Sandbox, Workspace
 from mappa_envs.types import ToolResult

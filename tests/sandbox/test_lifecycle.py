@@ -22,7 +22,7 @@ from census import (
     wait_until,
     zygotes,
 )
-from conftest import only_docker, only_namespace
+from sandbox_kit import only_docker, only_namespace
 
 from mappa_envs.errors import SandboxError
 from mappa_envs.sandbox import Limits, Sandbox, Workspace, open_sandbox

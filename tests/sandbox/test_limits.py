@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 
 import pytest
-from conftest import run_once
+from sandbox_kit import run_once
 
 from mappa_envs.sandbox import Sandbox
 from mappa_envs.types import ToolResult

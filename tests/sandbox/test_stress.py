@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from census import pss_mb, sandbox_pids, steady
-from conftest import assert_gone, opened
+from sandbox_kit import assert_gone, opened
 
 from mappa_envs.sandbox import Limits, Sandbox, Workspace
 from mappa_envs.types import ToolResult
