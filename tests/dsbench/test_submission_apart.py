@@ -79,6 +79,7 @@ def test_the_metrics_are_imported_before_the_clock_starts(
     fresh.close()
 
 
+@pytest.mark.slow
 def test_what_takes_too_much_memory_is_too_large(prices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = HelperPool(grader_helper.__name__, memory_mb=900, size=1)
     monkeypatch.setattr(grader_process, "_helpers", small)

@@ -108,6 +108,7 @@ SPELLED = (
 PIECES = st.sampled_from(SPELLED.split())
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
     pieces=st.lists(PIECES | st.just(" "), max_size=30),
@@ -126,6 +127,7 @@ def test_no_text_makes_it_raise(response: str, gold: str) -> None:
     assert grade(response, gold) in (True, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bomb", [r"\sum_{k=1}^{10^{9}} k^{k}", r"x^{x^{x^{9^{9^{9}}}}}", r"\binom{10^9}{10^8} x"]
 )

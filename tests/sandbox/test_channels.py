@@ -65,6 +65,7 @@ async def _provoke(sandbox: Sandbox, code: str) -> ToolResult:
     return result
 
 
+@pytest.mark.slow
 def test_forged_end_then_going_on(impatient: Sandbox) -> None:
     async def scenario() -> list[ToolResult]:
         return await asyncio.gather(*(_provoke(impatient, f"{SAY}say({word!r}){GO_ON}") for word in WORDS))

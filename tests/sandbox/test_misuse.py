@@ -97,6 +97,7 @@ def test_a_workspace_hands_nothing_down_to_the_next(sandbox: Sandbox) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_memory_of_many_programs_is_added_up(kind: str) -> None:
     """Each has what the worker was forked with, and less than the limit."""
     child = "b = bytearray(60 << 20); import time; time.sleep(20)"

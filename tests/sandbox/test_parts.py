@@ -120,6 +120,7 @@ def test_fake_default_is_an_empty_success() -> None:
     assert asyncio.run(scenario()) == ToolResult()
 
 
+@pytest.mark.slow
 def test_probe_says_what_auto_takes() -> None:
     findings = {finding.name: finding for finding in probe()}
     works = [kind for kind in ("namespace", "docker") if findings[kind].ok]
