@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Protocol
 
 from mappa_envs.errors import MappaError
@@ -61,8 +62,12 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--split", choices=("train", "val", "test"), help="only this split")
     listing.add_argument("--max-mb", type=float, help="leave out tasks whose tables are larger")
     listing.set_defaults(run=_list)
-    check = data.add_parser("check", help="can a folder of tasks be used?")
-    check.add_argument("path", metavar="PATH", help="a folder in the official layout or in one's own")
+    check = data.add_parser("check", help="can tasks of one's own be used?")
+    check.add_argument(
+        "path",
+        metavar="PATH",
+        help="a folder in DSBench's layout or in one's own, or a JSON (lines) file of maths problems",
+    )
     check.set_defaults(run=_check)
     image = commands.add_parser("build-image", help="the image of the Docker sandbox")
     image.add_argument("--offline", action="store_true", help="from this machine's packages, without network")
@@ -113,6 +118,8 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    if Path(options.path).is_file():
+        return _check_problems(options.path)
     from mappa_envs.dsbench.layout import check
 
     findings = check(options.path)
@@ -120,6 +127,19 @@ def _check(options: argparse.Namespace) -> int:
     num_bad = sum(not finding.ok for finding in findings)
     print(f"{len(findings)} tasks looked at, {num_bad} cannot be used")
     return int(num_bad > 0)
+
+
+def _check_problems(path: str) -> int:
+    """Maths problems: unreadable ones are an error of their own; the same one twice is a finding."""
+    from mappa_envs.mathchat.overlaps import find_overlaps
+    from mappa_envs.mathchat.tasks import load_tasks
+
+    tasks = load_tasks(path)
+    overlaps = find_overlaps(tasks)
+    for overlap in overlaps:
+        print(f"{'LEAK' if overlap.leaks else 'TWICE':8}{overlap.message}")
+    print(f"{len(tasks)} problems looked at, {len(overlaps)} pairs are the same")
+    return int(bool(overlaps))
 
 
 def _build_image(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mappa_envs.__main__ import main
 from mappa_envs.errors import DataError, UnavailableError
 from mappa_envs.mathchat import grade, hub
 from mappa_envs.mathchat.tasks import MathTask, load_tasks, split_of
@@ -177,3 +178,23 @@ def test_a_data_set_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_name_has_a_test_part() -> None:
     assert set(hub.SOURCES) == {"aime", "amc", "math500", "gsm8k"}
     assert all(any(part.split == "test" for part in parts) for parts in hub.SOURCES.values())
+
+
+def test_the_command_line_finds_problems_that_stand_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = "Find the number of positive integers less than 100 that are divisible by 7 but not by 5."
+    file = tmp_path / "problems.jsonl"
+    records = [
+        {"problem": problem, "answer": "12"},
+        {"problem": problem.replace("Find", "Compute"), "answer": 12},
+        {"problem": "What is 1 + 1?", "answer": "2"},
+    ]
+    file.write_text("\n".join(json.dumps(record) for record in records))
+    assert main(["data", "check", str(file)]) == 1
+    shown = capsys.readouterr().out
+    assert shown.split()[0] in ("TWICE", "LEAK")
+    assert shown.split()[1] == "near:"
+    assert "3 problems looked at, 1 pairs are the same" in shown
+    file.write_text(json.dumps(records[2]))
+    assert main(["data", "check", str(file)]) == 0
