@@ -57,7 +57,7 @@ for name in {IMPORTS!r}: importlib.import_module(name)
 specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
 sources = [spec for spec in specs if spec and (spec.origin or "").endswith(".py")]
 print(json.dumps(dict(
-    versions={{name: importlib.metadata.version(name) for name in {(*DISTRIBUTIONS, *OPTIONAL)!r}}},
+    versions={{name: importlib.metadata.version(name) for name in {DISTRIBUTIONS!r}}},
     compiled=sum(os.path.isfile(spec.cached) for spec in sources),
     not_compiled=[spec.origin for spec in sources if not os.path.isfile(spec.cached)],
 )))
