@@ -165,3 +165,17 @@ def test_an_endpoint_plays_every_seat(endpoint: Any) -> None:
     assert {request["model"] for request in asked} == {"tiny"}
     assert len(asked) == 6
     assert {message["role"] for request in asked for message in request["messages"]} == {"system", "user"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "last_line"), [("README.md", "titanic-age"), ("docs/sandbox.md", "(1, 2)\n 0 None None ()")]
+)
+def test_the_python_blocks_of_a_page_run_as_one_script(page: str, last_line: str, tmp_path: Path) -> None:
+    text = (EXAMPLES.parent / page).read_text("utf-8")
+    script = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert last_line in done.stdout

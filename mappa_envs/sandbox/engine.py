@@ -97,11 +97,8 @@ class Engine(Sandbox):
             # The root folder takes one.
             "num_inodes": limits.workspace_files + 1,
         }
-        try:
-            _, folders = await zygote.request("open", fields, num_fds=zygote.num_folders)
-        except SandboxError:
-            self._free_numbers.append(number)
-            raise
+        # A number that cannot be opened is not tried again.
+        _, folders = await zygote.request("open", fields, num_fds=zygote.num_folders)
         workspace = EngineWorkspace(self, zygote, number, folders)
         self._workspaces.add(workspace)
         try:
@@ -127,9 +124,12 @@ class Engine(Sandbox):
         self._num_used += 1
         return self._num_used
 
-    def forget(self, workspace: EngineWorkspace, zygote: Zygote, number: int) -> None:
-        """A closed workspace's number may be used again."""
+    def forget(self, workspace: EngineWorkspace) -> None:
+        """It is being closed."""
         self._workspaces.discard(workspace)
+
+    def free(self, zygote: Zygote, number: int) -> None:
+        """A closed workspace's number may be used again."""
         if zygote is self.zygote:
             self._free_numbers.append(number)
 
@@ -205,10 +205,12 @@ class EngineWorkspace(Workspace):
                 await asyncio.to_thread(wipe, fd)
         for fd in (self._root_fd, *self._scratch_fds):
             os.close(fd)
+        self._engine.forget(self)
         if self._zygote.alive:
-            with contextlib.suppress(SandboxError):  # it may die meanwhile, and all its workspaces with it
+            # Where this fails, the zygote has died, or the place is not clean: nobody gets it again.
+            with contextlib.suppress(SandboxError):
                 await self._zygote.request("close", {"workspace": self._number})
-        self._engine.forget(self, self._zygote, self._number)
+                self._engine.free(self._zygote, self._number)
 
     async def _run(self, blocks: list[str]) -> ToolResult:
         async with self._busy, self._engine.turns:

@@ -183,7 +183,7 @@ class Zygote:
             self._process.kill()
             self._process.wait()
         if not self._started.done():
-            self._started.set_result({"op": "failed", "errno": 0, "error": reason})
+            self._started.set_result({"op": "failed", "error": reason})
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(SandboxError(f"the sandbox process is gone: {reason}"))

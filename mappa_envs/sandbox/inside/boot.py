@@ -52,7 +52,7 @@ def main() -> None:
         _enter_tree()
         _exec(plan)
     except OSError as error:
-        failure = {"op": "failed", "errno": error.errno, "error": error.strerror or str(error)}
+        failure = {"op": "failed", "error": error.strerror or str(error)}
         control.send(json.dumps(failure).encode())
 
 

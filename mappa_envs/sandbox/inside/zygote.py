@@ -133,7 +133,7 @@ class Zygote:
         try:
             getattr(self, "do_" + request["op"])(request, fds)
         except OSError as error:
-            self.reply({"id": request["id"], "error": error.strerror or str(error), "errno": error.errno})
+            self.reply({"id": request["id"], "error": error.strerror or str(error)})
         finally:
             close_all(fds)
 
@@ -431,7 +431,7 @@ def main() -> None:
     except (ImportError, LookupError) as error:
         text = f"import: {error}" if isinstance(error, ImportError) else str(error.args[0])
         with socket.socket(fileno=config["control_fd"]) as control:
-            control.send(json.dumps({"op": "failed", "errno": 0, "error": text}).encode())
+            control.send(json.dumps({"op": "failed", "error": text}).encode())
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(config["control_fd"], False)
