@@ -106,6 +106,10 @@ class CoachScore:
     `score` is in [0, 10]. `blame` maps agents to shares that sum to 1, or is {} if nobody is to
     blame. `correct` is the coach's opinion where it has one, `correction` an action that would have
     worked. `revisions` change the scores of earlier turns of the same episode.
+
+    In hindsight a coach may split the outcome: `raised` is this action's part of the outcome, `lowered` its
+    part of what is missing to 1; over an episode they sum to outcome and 1 − outcome. `prompt_tokens` and
+    `completion_tokens` are those of all model calls behind the verdict, repairs included.
     """
 
     score: float
@@ -114,7 +118,11 @@ class CoachScore:
     correct: bool | None = None
     correction: str | None = None
     revisions: tuple[ScoreRevision, ...] = ()
+    raised: float | None = None
+    lowered: float | None = None
     model: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
     cost_usd: float = 0.0
     latency_s: float = 0.0
     cached: bool = False

@@ -10,12 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mappa_envs.coach.base import Coach, CoachRequest
+from mappa_envs.coach.base import Coach, CoachRequest, EpisodeRequest, HindsightCoach
 from mappa_envs.coach.fake import FakeCoach
 from mappa_envs.coach.rubric import RubricCoach
 from mappa_envs.errors import ConfigError
 
-__all__ = ["Coach", "CoachRequest", "FakeCoach", "RubricCoach", "make_coach", "register_coach"]
+__all__ = [
+    "Coach",
+    "CoachRequest",
+    "EpisodeRequest",
+    "FakeCoach",
+    "HindsightCoach",
+    "RubricCoach",
+    "make_coach",
+    "register_coach",
+]
 
 _FACTORIES: dict[str, Callable[..., Coach]] = {"rubric": RubricCoach, "fake": FakeCoach}
 
