@@ -1,0 +1,1 @@
+"""Does a coach blame the teammate that caused a failure?"""
