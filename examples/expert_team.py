@@ -4,14 +4,14 @@ python examples/expert_team.py
 """
 
 import mappa_envs
-from mappa_envs.testing.expert import expert_action
+from mappa_envs.testing import ExpertTeam
 
 env = mappa_envs.make("dsbench-v0", split="test")
+expert = ExpertTeam(env)
 env.reset(seed=0)
-task = next(task for task in env.tasks if task.task_id == env.episode.task_id)
 for agent in env.agent_iter():
-    _, _, terminated, truncated, _ = env.last()
-    env.step(None if terminated or truncated else expert_action(agent, task))
+    _, _, terminated, truncated, info = env.last()
+    env.step(None if terminated or truncated else expert(agent, info["messages"]))
 
 for turn in env.episode.turns:
     print(f"{turn.agent}: score {turn.final_score:g} ({turn.score.reason})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mappa_envs.actions import handover_text
@@ -19,9 +19,10 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202
 class View:
     """Everything that a role's prompt may be built from.
 
-    `handovers` are the turns with which upstream teammates handed over, oldest first, one a teammate;
-    `own` the role's own turns since it was last handed to. `files` maps every file of the workspace to
-    its size in bytes (None: not known), `artifacts` every required file of the team to its state.
+    `handovers` are the turns with which upstream teammates handed over, oldest first, one a teammate, each
+    with the last output of its visit (see `handovers_for`); `own` the role's own turns since it was last
+    handed to. `files` maps every file of the workspace to its size in bytes (None: not known), `artifacts`
+    every required file of the team to its state.
     """
 
     task: Task
@@ -39,10 +40,27 @@ class View:
 
 
 def handovers_for(agent: str, episode: Episode, visibility: Visibility) -> tuple[Turn, ...]:
-    """The last hand-over of each teammate, oldest first; with "previous" only the newest of them."""
+    """The last hand-over of each teammate, oldest first; with "previous" only the newest of them.
+
+    A hand-over's `tool` is the last of the visit that showed anything: a message that only sums up, as the
+    last one often does, would leave the teammates without the result that it sums up.
+    """
     latest = {turn.agent: turn for turn in episode.turns if turn.handed_over and turn.agent != agent}
     ordered = sorted(latest.values(), key=lambda turn: turn.index)
-    return tuple(ordered[-1:] if visibility == "previous" else ordered)
+    shown = ordered[-1:] if visibility == "previous" else ordered
+    return tuple(replace(turn, tool=_last_output(turn, episode)) for turn in shown)
+
+
+def _last_output(handover: Turn, episode: Episode) -> ToolResult | None:
+    """What the visit's code last printed or failed with; what its last code did, where nothing was shown."""
+    silent = None
+    for turn in reversed(episode.turns[: handover.index + 1]):
+        if turn.agent != handover.agent or (turn.handed_over and turn.index != handover.index):
+            break
+        if turn.tool and (turn.tool.stdout.strip() or turn.tool.stderr.strip() or not turn.tool.ok):
+            return turn.tool
+        silent = silent or turn.tool
+    return silent
 
 
 def head_and_tail(text: str, max_chars: int) -> str:
@@ -115,7 +133,9 @@ def _turn_text(turn: Turn) -> str:
         lines.append(f"[output]\n{tool_text(turn.tool)}")
     if turn.artifacts:
         lines.append(f"[files] {', '.join(f'{file.path} {file.status}' for file in turn.artifacts)}")
-    if turn.final_score is None:
+    if turn.pending:
+        lines.append("[score still to come]")
+    elif turn.final_score is None:
         lines.append(f"[unscored: {turn.unscored_reason}]")
     else:
         first = turn.score.score if turn.score else None

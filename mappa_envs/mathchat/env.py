@@ -19,7 +19,8 @@ The coach scores every action from 0 to 10; the acting agent gets score / 10. Wh
 an earlier one was better or worse than it looked, the earlier agent gets the difference, listed in
 `infos[agent]["corrections"]`. An action that the coach could not score gives 0, with
 `infos[agent]["unscored"]`; with `coach=None` that is every action. The coach is not told the verdict on the
-answer unless `ground_truth="final"`.
+answer unless `ground_truth="final"`. With `scoring="deferred"` or `"hindsight"` rewards are 0, with
+`infos[agent]["pending"]`, until the last step pays them all.
 
 Outcome
 -------
@@ -96,7 +97,7 @@ class MathChatEnv(PipelineEnv):
     prompt_style : "full", or "starter" for a very small model: short, with an answer to start from.
     team : other roles in place of `mathchat_team(max_actions)`; the last one gives the answer.
     options : those of `PipelineEnv`: coach, sandbox, limits, packages, visibility, handover, ground_truth
-        ("off" unless set), max_turns, time_limit_s, render_mode.
+        ("off" unless set), scoring, max_turns, time_limit_s, render_mode.
 
     Raises `ConfigError` on a senseless argument, `DataError` on tasks that cannot be used, `UnavailableError`
     where the hub is needed and cannot be had.

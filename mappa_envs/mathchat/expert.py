@@ -4,24 +4,27 @@ r"""A scripted expert: for any role of the MathChat team, a message that does th
 >>> result.table.overall.success_rate
 1.0
 
-It reads only what an agent may read: the prompt. Where that holds a problem of one of our templates, the code
-executor sends the template's enumeration (`brute`), and the verifier boxes what it printed. On any other
-problem it says that it has no method, and gives no answer.
+It reads only what an agent may read: the prompt. Where that holds a problem of one of our templates, the
+solver lists the given numbers, the code executor sends the template's enumeration (`brute`) for the numbers
+that it was handed, and the verifier boxes what the program printed. So a teammate's mistake is passed on, as
+in any team whose members do their own job. On any other problem it says that it has no method, and gives no
+answer.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mappa_envs.errors import ConfigError
-from mappa_envs.mathchat.templates import read_prompt
+from mappa_envs.mathchat.templates import Template, read_prompt
 
 SEATS = ("problem_solver", "code_executor", "verifier")
 NO_METHOD = "I have no method for this problem."
 
 _OUTPUT = re.compile(r"^(?:Output(?: of its code)?:|The program printed)\s*(-?\d+)\.?\s*$", re.MULTILINE)
+_PLAN = re.compile(r"Everything is given \(([^()]*)\)")
 
 
 class MathExpert:
@@ -47,8 +50,24 @@ def expert_action(role_name: str, prompt: str) -> str:
         return NO_METHOD
     template, numbers = found
     if seat == "problem_solver":
-        given = ", ".join(f"{name} = {value}" for name, value in numbers.items())
-        return f"Everything is given ({given}): enumerate all cases by a program and print the result."
-    source = inspect.getsource(template.brute)
+        return plan(numbers)
+    return f"I enumerate.\n\n```python\n{program(template, _handed(prompt, numbers))}```\n"
+
+
+def plan(numbers: Mapping[str, int]) -> str:
+    """The solver's message for these numbers."""
+    given = ", ".join(f"{name} = {value}" for name, value in numbers.items())
+    return f"Everything is given ({given}): enumerate all cases by a program and print the result."
+
+
+def program(template: Template, numbers: Mapping[str, int]) -> str:
+    """The executor's program: the enumeration, then a last line that prints its result."""
     arguments = ", ".join(f"{name}={value}" for name, value in numbers.items())
-    return f"I enumerate.\n\n```python\n{source}\nprint({template.name}({arguments}))\n```\n"
+    return f"{inspect.getsource(template.brute)}\nprint({template.name}({arguments}))\n"
+
+
+def _handed(prompt: str, numbers: dict[str, int]) -> dict[str, int]:
+    """The numbers of the solver's plan; those of the problem where it lists no such ones."""
+    plans = _PLAN.findall(prompt)
+    listed = {name: int(value) for name, value in re.findall(r"(\w+) = (-?\d+)", plans[-1] if plans else "")}
+    return listed if listed.keys() == numbers.keys() else numbers

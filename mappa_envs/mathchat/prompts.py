@@ -2,11 +2,14 @@ r"""What the three roles are told, in two styles.
 
 "full" is for models of a billion parameters and more. "starter" is for a very small model with little
 context: the problem, then an answer of the right form that seems given already, to be written again, better.
+That is made of what stands in the prompt, and so it is right only where the problem states its arithmetic.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from mappa_envs.actions import handover_text
@@ -27,8 +30,8 @@ DUTIES = {
         "feasible. Each message runs in a fresh interpreter with numpy, scipy and sympy, without network. If "
         "it fails or prints nothing, mend it; if the result contradicts the solution so far, say which is "
         "right. "
-        "A message without code hands over. Your last message, with the output of its code, is all that your "
-        "teammates get: name the result in it."
+        "A message without code hands over. Your teammates get your last message and the last output of your "
+        "code: name the result in it."
     ),
     "verifier": (
         "Check the work before you against the problem: is it what was asked, and do reasoning and computed "
@@ -38,16 +41,20 @@ DUTIES = {
 }
 
 _MAX_CHARS = 8000
-_STARTERS = {
-    "problem_solver": "I compute it step by step. It can be checked with Python.",
-    "code_executor": "```python\nanswer = 0\nprint(answer)\n```",
-}
 _ASK = {
     "problem_solver": "How is it solved?",
     "code_executor": "Write Python that prints the answer.",
     "verifier": r"What is the answer? Write \boxed{answer}.",
 }
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:/\d+)?")
+_GIVEN = re.compile(r"(?<!\d)(?:0|[1-9]\d*)(?:\.\d+)?(?!\d)")
+_ARITHMETIC = re.compile(
+    r"(?<![\w.^}])[-(]{0,9}\d+(?:\.\d+)?"
+    r"(?:[ )]{0,9}[-+*/]{1,2} ?[-(]{0,9}\d+(?:\.\d+)?)+"
+    r"\){0,9}(?!\.?\d| ?[\w^{*])"
+)
+"""Numbers alone: "3 - 12" is none in "x^3 - 12x^2"."""
+_MOST_GIVEN = 6
 
 
 def build(view: View, style: PromptStyle, max_tokens: int) -> list[Message]:
@@ -80,21 +87,48 @@ def _output(turn: Turn) -> str:
 def _starter(view: View) -> list[Message]:
     seat = view.role.name.rsplit("_", 1)[0]
     ask = [view.task.prompt.strip()]
-    outputs = [turn.tool.stdout.strip() for turn in (*view.handovers, *view.own) if turn.tool]
+    tools = [turn.tool for turn in (*view.handovers, *view.own) if turn.tool]
     for turn in view.handovers:
         if said := " ".join(handover_text(turn.action).replace("`", "").split())[-150:]:
             ask.append(f"{view.title(turn.agent)}: {said}")
-    if outputs:
-        ask.append(f"Output: {tail(outputs[-1], 200)}")
+    if tools:
+        ask.append(f"Output: {tail(tool_text(tools[-1]), 200)}")
     return [
         Message(role="system", content=f"You are the {view.role.title}. Answer in a few words or lines."),
         Message(role="user", content="\n".join([*ask, _ASK.get(seat, "Go on.")])),
-        Message(role="assistant", content=_STARTERS.get(seat) or _boxed(outputs)),
+        Message(role="assistant", content=_example(view, seat, tools[-1].stdout if tools else "")),
         Message(role="user", content="Good. Write it again, the same or better."),
     ]
 
 
-def _boxed(outputs: list[str]) -> str:
-    """The last number that the team's code printed, as a final answer."""
-    numbers = _NUMBER.findall(outputs[-1][-200:]) if outputs else []
-    return f"The answer is \\boxed{{{numbers[-1] if numbers else 0}}}."
+def _example(view: View, seat: str, output: str) -> str:
+    """An answer of the right form."""
+    printed = _NUMBER.findall(output[-200:])
+    given = [number for number in _GIVEN.findall(view.task.prompt) if len(number) < 16][:_MOST_GIVEN]
+    if seat == "problem_solver":
+        return f"Given: {', '.join(given) or 'no number'}. A program computes the answer from that."
+    if seat == "code_executor" and view.own and printed:
+        return f"The program printed {printed[-1]}."
+    if seat == "code_executor":
+        return f"```python\n{_program(view.task.prompt, given)}\nprint(answer)\n```"
+    return f"The answer is \\boxed{{{printed[-1] if printed else 0}}}."
+
+
+def _program(problem: str, given: Sequence[str]) -> str:
+    """The problem's arithmetic, if it states any; else the sum of its numbers, to be turned into more."""
+    stated = max(_ARITHMETIC.findall(problem), key=len, default="")
+    if _is_expression(stated):
+        return f"answer = {stated}"
+    if not given:
+        return "answer = 0"
+    names = "abcdef"[: len(given)]
+    terms = names if len(names) > 1 else [*names, "1"]
+    return f"{', '.join(names)} = {', '.join(given)}\nanswer = {' + '.join(terms)}"
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        ast.parse(text, mode="eval")
+    except SyntaxError:
+        return False
+    return True

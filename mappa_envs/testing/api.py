@@ -27,6 +27,7 @@ from mappa_envs.blocking import wait_for
 from mappa_envs.coach import CoachRequest, FakeCoach
 from mappa_envs.pipeline import PipelineEnv
 from mappa_envs.sandbox.base import Sandbox, Workspace
+from mappa_envs.scoring import Scoring
 from mappa_envs.types import CoachScore, Episode, ScoreRevision, StopReason, ToolResult
 
 MakeEnv = Callable[[], PipelineEnv]
@@ -48,8 +49,8 @@ def api_test(env: PipelineEnv | MakeEnv, *, num_episodes: int = 3) -> None:
     """Run every check; `num_episodes` seeds for each of ours.
 
     Given a function that makes environments, PettingZoo's `seed_test` runs, too, which needs two of them.
-    An environment that is given is left open. The checks of rewards, of unscored actions and of clean-up play
-    in the same sandbox with coaches of their own.
+    An environment that is given is left open. The checks of rewards, of scores that come at the end, of
+    unscored actions and of clean-up play in the same sandbox with coaches of their own.
     """
     subject = env if isinstance(env, PipelineEnv) else env()
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -65,6 +66,7 @@ def api_test(env: PipelineEnv | MakeEnv, *, num_episodes: int = 3) -> None:
         check_rewards(subject, seed)
         check_unscored(subject, seed)
         check_async_twin(subject, seed)
+    check_late_scores(subject, seed=0)
     if subject is not env:
         subject.close()
 
@@ -105,6 +107,40 @@ def check_rewards(env: PipelineEnv, seed: int) -> None:
     _check_ends(mine.episode, played)
     for turn in mine.episode.turns:
         assert turn.final_score is not None, f"turn {turn.index} of {turn.agent} has no score"
+
+
+def check_late_scores(env: PipelineEnv, seed: int) -> None:
+    """With scores that come at the end the same rewards are paid; deferred, the record is the same, too."""
+    inline = _sibling(env, "inline")
+    play(inline, seed)
+    for scoring in ("deferred", "hindsight"):
+        mine = _sibling(env, scoring)
+        played = play(mine, seed)
+        _check_ends(mine.episode, played)
+        if scoring == "deferred":
+            assert without_times(mine.episode) == without_times(inline.episode), "deferred scores differ"
+        mine, wanted = _sibling(env, scoring), mine.episode
+        wait_for(_play_on(mine, wanted))
+        assert without_times(mine.episode) == without_times(wanted), "scores() gave other scores"
+
+
+async def _play_on(env: PipelineEnv, wanted: Episode) -> None:
+    """The same actions, waiting for scores only when all is over."""
+    await env.areset(seed=wanted.seed)
+    for turn in wanted.turns:
+        await env.astep(turn.action, wait_for_scores=False)
+    scores = await env.scores()
+    assert scores == tuple(turn.final_score for turn in env.episode.turns), "scores() tells other scores"
+    rewards = dict(env.rewards)
+    assert (await env.scores(), env.rewards) == (scores, rewards), "calling scores() twice changes something"
+    assert not any(info["pending"] for info in env.infos.values()), "scores are pending after scores()"
+    _check_sums(env.episode, rewards)
+
+
+def _sibling(env: PipelineEnv, scoring: Scoring) -> PipelineEnv:
+    mine = env.sibling(FakeCoach(_changing_its_mind))
+    mine.rules = replace(mine.rules, scoring=scoring)
+    return mine
 
 
 def check_unscored(env: PipelineEnv, seed: int) -> None:
@@ -253,6 +289,10 @@ def _check_step(env: PipelineEnv, agent: str) -> None:
             corrected = env.episode.turns[turn].agent
             assert corrected == name, f"infos of {name} list the correction of a turn of {corrected}"
             wanted[name] += delta
+    waits = env.coach is not None and env.rules.scoring != "inline" and env.episode.stop_reason is None
+    acted = {turn.agent for turn in env.episode.turns}
+    for name in env.agents:
+        assert env.infos[name]["pending"] is (waits and name in acted), f"infos of {name}: wrong 'pending'"
     for name, reward in env.rewards.items():
         assert math.isclose(reward, wanted[name], abs_tol=1e-9), f"{name} got {reward}, not {wanted[name]}"
 

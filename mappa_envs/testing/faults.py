@@ -36,6 +36,8 @@ class Fault:
     before, ending : see the head of this file; `ending` None keeps the expert's last part.
     has_code : False for a message of prose alone.
     families : the metric families in which it makes sense; None for all.
+    severity : how much of the outcome it destroys when alone: the median over four tasks (labels, chances and
+        two of numbers), rounded to `registry.SEVERITIES`.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Fault:
     ending: str | None = None
     has_code: bool = True
     families: frozenset[Family] | None = None
+    severity: float = 1.0
 
     @property
     def guilty(self) -> str:
@@ -66,12 +69,12 @@ _FIT = "model = MODEL\nmodel.fit(X, y)\n"
 
 def _fault(
     role: Seat, name: str, sign: str, description: str, before: str = "",
-    *, ending: str | None = None, families: frozenset[Family] | None = None,
+    *, ending: str | None = None, families: frozenset[Family] | None = None, severity: float = 1.0,
 ) -> Fault:  # fmt: skip
     graded = sign == "score" or sign.startswith("grade")
     return Fault(
         name=name, role=role, surfaces_at="outcome" if graded else role, sign=sign, description=description,
-        before=before, ending=ending, families=families,
+        before=before, ending=ending, families=families, severity=severity,
     )  # fmt: skip
 
 
@@ -95,11 +98,11 @@ _ENGINEER_FAULTS = (
     _engineer("target_in_disguise", "score",
         "adds the target under another name as a feature, and its mean in the test rows",
         "rank = pd.factorize(pd.DataFrame(y_train).iloc[:, 0], sort=True)[0]\n"
-        'X_train["target_rank"], X_test["target_rank"] = rank, rank.mean()\n'),
+        'X_train["target_rank"], X_test["target_rank"] = rank, rank.mean()\n', severity=0.75),
     _engineer("wrong_target", "artifact y_train.pkl invalid", "saves a feature as the target",
         "y_train = train[columns[0]]\n"),
     _engineer("gaps_left", "remark X_train.pkl", "makes a feature with gaps after the filling",
-        'for X in (X_train, X_test):\n    X["previous"] = X[columns[0]].shift(1)\n'),
+        'for X in (X_train, X_test):\n    X["previous"] = X[columns[0]].shift(1)\n', severity=0.1),
     _engineer("text_left", "artifact X_train.pkl invalid", "leaves a column of words",
         "middle = X_train[columns[0]].median()\nfor X in (X_train, X_test):\n"
         '    X["size"] = np.where(X[columns[0]] > middle, "large", "small")\n'),
@@ -108,9 +111,9 @@ _ENGINEER_FAULTS = (
     _engineer("rows_shuffled", "score", "shuffles the rows of X_train but not of y_train",
         "X_train = X_train.sample(frac=1, random_state=0).reset_index(drop=True)\n"),
     _engineer("test_rows_sorted", "score", "sorts the rows of X_test",
-        "X_test = X_test.sort_values(columns).reset_index(drop=True)\n"),
+        "X_test = X_test.sort_values(columns).reset_index(drop=True)\n", severity=0.75),
     _engineer("few_rows", "artifact X_train.pkl invalid", "keeps 20 training rows, left from debugging",
-        "X_train, y_train = X_train.head(20), y_train.head(20)\n"),
+        "X_train, y_train = X_train.head(20), y_train.head(20)\n", severity=0.25),
     _engineer("id_alone", "remark X_train.pkl", "keeps the id column and no feature",
         "X_train, X_test = train[[ID]], test[[ID]]\n"),
     _engineer("tables_swapped", "artifact X_train.pkl invalid", "swaps the names of the feature tables",
@@ -119,7 +122,7 @@ _ENGINEER_FAULTS = (
         ending='X_train.to_csv("X_train.csv", index=False)\ny_train.to_csv("y_train.csv", index=False)\n'
         'X_test.to_csv("X_test.csv", index=False)\nprint("saved")\n'),
     _engineer("crash_after_saving", "exception KeyError", "saves good tables, then fails in a summary",
-        ending=_SAVE_TABLES + 'print(X_train.describe().loc["missing"])\n'),
+        ending=_SAVE_TABLES + 'print(X_train.describe().loc["missing"])\n', severity=0.1),
     _engineer("crash_before_saving", "exception KeyError", "drops a column that is not there",
         'X_train = X_train.drop(columns=["Unnamed: 0"])\n'),
     _engineer("endless_filling", "limit time", "loops on a condition that is always true",
@@ -205,7 +208,8 @@ _ANALYST_FAULTS = (
     _analyst("probabilities_for_labels", "grade not_a_label", "submits probabilities where labels are asked",
         "submission[TARGETS[0]] = model.predict_proba(X).max(axis=1)\n", families=frozenset({Family.LABEL})),
     _analyst("labels_for_probabilities", "score", "submits labels where probabilities are asked",
-        "submission[TARGETS[0]] = (submission[TARGETS[0]] > 0.5).astype(int)\n", families=_SCORES),
+        "submission[TARGETS[0]] = (submission[TARGETS[0]] > 0.5).astype(int)\n", families=_SCORES,
+        severity=0.25),
     _analyst("values_with_units", "grade not_numeric", "writes numbers with a unit",
         'submission[TARGETS[0]] = submission[TARGETS[0]].map("{:.2f} units".format)\n', families=_NUMBERS),
     _analyst("division_by_zero", "grade not_finite", "divides by a spread of zero",
@@ -231,9 +235,9 @@ FAULTS: tuple[Fault, ...] = (*_ENGINEER_FAULTS, *_MODELER_FAULTS, *_ANALYST_FAUL
 
 def table() -> str:
     """The faults as a Markdown table, for docs/dsbench.md."""
-    lines = ["| fault | role | what it does | first seen in | as |", "|---|---|---|---|---|"]
+    lines = ["| fault | role | what it does | first seen in | as | severity |", "|---|---|---|---|---|--:|"]
     for fault in FAULTS:
         only = "" if fault.families is None else f" ({', '.join(sorted(fault.families))} metrics)"
-        cells = (f"`{fault.name}`", fault.role, fault.description + only, fault.surfaces_at, fault.sign)
-        lines.append(f"| {' | '.join(cells)} |")
+        cells = (fault.role, fault.description + only, fault.surfaces_at, fault.sign, f"{fault.severity:g}")
+        lines.append(f"| `{fault.name}` | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -6,14 +6,17 @@
 
 An episode in which one role follows the saboteur and all others the scripted expert has one guilty agent,
 `fault.guilty`: a fair coach blames its turn and nobody else's, wherever the damage shows. The table of faults
-is `mappa_envs.testing.FAULTS`; each is the expert's code with the slip of a small model in it.
+is `mappa_envs.testing.FAULTS`; each is the expert's code with the slip of a small model in it. In
+`planted_faults("dsbench-v0")` they stand as "dsbench/<name>".
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from mappa_envs.dsbench import metrics
+from mappa_envs.dsbench.tasks import DSBenchTask
 from mappa_envs.errors import ConfigError
 from mappa_envs.testing.expert import (
     TALK,
@@ -24,6 +27,8 @@ from mappa_envs.testing.expert import (
     seat_of,
 )
 from mappa_envs.testing.faults import FAULTS, Fault
+from mappa_envs.testing.registry import PlantedFault, register_expert, register_fault
+from mappa_envs.types import Task
 
 _LAST_PART = {
     "data_engineer": "X_train.to_pickle(",
@@ -96,3 +101,32 @@ def _code(fault: Fault, role_name: str, task: TabularTask) -> str:
     cut = code.index(_LAST_PART[fault.role])
     ending = code[cut:] if fault.ending is None else fill(fault.ending)
     return code[:cut] + fill(fault.before) + ending
+
+
+def _planted(fault: Fault) -> PlantedFault:
+    """The fault for a `FaultyTeam`, which answers every prompt of the guilty agent alike."""
+
+    def message(agent: str, messages: Sequence[dict[str, str]], task: Task) -> str | None:
+        if not isinstance(task, DSBenchTask) or not fits(fault, task):
+            return None
+        return saboteur_action(agent, task, fault)
+
+    return PlantedFault(
+        name=f"dsbench/{fault.name}",
+        env_id="dsbench-v0",
+        agent=fault.guilty,
+        severity=fault.severity,
+        description=fault.description,
+        message=message,
+    )
+
+
+def _expert(agent: str, messages: Sequence[dict[str, str]], task: Task) -> str:
+    if not isinstance(task, DSBenchTask):
+        raise ConfigError(f"task {task.task_id!r} is a {type(task).__name__}; the expert plays DSBenchTask")
+    return expert_action(agent, task)
+
+
+register_expert("dsbench-v0", _expert)
+for kind in FAULTS:
+    register_fault(_planted(kind))

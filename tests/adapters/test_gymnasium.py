@@ -16,23 +16,27 @@ from toy_team import TEAM, make_toy
 import mappa_envs
 from mappa_envs.adapters.gymnasium import SeatEnv
 from mappa_envs.errors import ConfigError, SandboxError
-from mappa_envs.testing import FakeCoach, FakeSandbox
+from mappa_envs.mathchat.generators import GENERATORS
+from mappa_envs.testing import ExpertTeam, FakeCoach, FakeSandbox
 from mappa_envs.types import Episode, Role, ToolResult
+
+SLOW = pytest.mark.slow
 
 
 def good(agent: str, messages: list[dict[str, str]]) -> str:
     return "good"
 
 
-def make_seat(env_id: str, **options: Any) -> gymnasium.Env[Any, Any]:
+def make_seat(env_id: str, index: int = 1, **options: Any) -> gymnasium.Env[Any, Any]:
     settings: dict[str, Any] = {"sandbox": FakeSandbox(), "coach": FakeCoach(6.0), **options}
-    seat = mappa_envs.make(env_id, **settings).possible_agents[1]
+    seat = mappa_envs.make(env_id, **settings).possible_agents[index]
     return gymnasium.make(f"mappa/{env_id}", seat=seat, others=good, **settings)
 
 
+@pytest.mark.parametrize("index", [pytest.param(0, marks=SLOW), 1, pytest.param(2, marks=SLOW)])
 @pytest.mark.parametrize("env_id", mappa_envs.list_envs())
-def test_check_env(env_id: str) -> None:
-    env = make_seat(env_id)
+def test_check_env(env_id: str, index: int) -> None:
+    env = make_seat(env_id, index)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # A text has no frames per second.
@@ -49,6 +53,25 @@ def test_importing_mappa_envs_registers_every_id() -> None:
     names, heavy = shown.stdout.split("\n")[:2]
     assert sorted(names.split()) == [f"mappa/{env_id}" for env_id in mappa_envs.list_envs()]
     assert heavy == ""
+
+
+def test_an_id_may_name_the_package_to_import() -> None:
+    probe = "import gymnasium; env = gymnasium.make('mappa_envs:mappa/dsbench-v0', seat='analyst_0', "
+    probe += "others=print); print(env.unwrapped.spec.id)"
+    shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert shown.stdout == "mappa/dsbench-v0\n"
+
+
+@pytest.mark.parametrize("env_id", mappa_envs.list_envs())
+def test_the_scripted_expert_plays_the_others(env_id: str) -> None:
+    team = mappa_envs.make(env_id, coach=None, sandbox=FakeSandbox())
+    env = SeatEnv(team, team.possible_agents[2], ExpertTeam(team))
+    templates = [task for task in team.tasks if task.task_type not in {each.name for each in GENERATORS}]
+    env.reset(seed=0, options={"task_id": templates[0].task_id})
+    said = [turn.action for turn in env.aec.episode.turns]
+    assert len(said) >= 2
+    assert "```python" in said[0] + said[1]
+    env.close()
 
 
 def test_the_others_play_around_the_seat() -> None:

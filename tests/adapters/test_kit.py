@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import mappa_envs
 from mappa_envs.attempt import Step
 from mappa_envs.errors import SandboxUnavailable
 from mappa_envs.sandbox.base import Workspace
+from mappa_envs.scoring import Correction
 from mappa_envs.testing import FakeCoach, FakeSandbox, api_test
 from mappa_envs.types import Episode, Message, Outcome, Task
 from mappa_envs.view import View
@@ -73,10 +74,22 @@ class PaysUnscoredActions(ToyEnv):
 
 
 class HidesUnscoredActions(ToyEnv):
-    def _update_infos(self, step: Step | None) -> None:
-        super()._update_infos(step)
+    def _update_infos(self, corrections: Sequence[Correction]) -> None:
+        super()._update_infos(corrections)
         for info in self.infos.values():
             info["unscored"] = False
+
+
+class HidesPendingScores(ToyEnv):
+    def _update_infos(self, corrections: Sequence[Correction]) -> None:
+        super()._update_infos(corrections)
+        for info in self.infos.values():
+            info["pending"] = False
+
+
+class KeepsLateScores(ToyEnv):
+    def _pay(self, corrections: Sequence[Correction]) -> None:
+        super()._pay(())
 
 
 class CountsCalls(ToyEnv):
@@ -127,6 +140,8 @@ class ForgetsToGrade(ToyEnv):
         (PaysTheNextAgent, r"first_0 got 0\.0, not"),
         (PaysUnscoredActions, r"got 0\.5, not 0\.0"),
         (HidesUnscoredActions, "infos hide that"),
+        (HidesPendingScores, "infos of first_0: wrong 'pending'"),
+        (KeepsLateScores, r"got 0\.0, not"),
         (CountsCalls, "is not pure"),
         (ForgetsSeeds, "the same seed"),
         (HasNoNumber, "broke the record"),

@@ -82,6 +82,18 @@ def test_by_agent_has_final_rewards() -> None:
     assert [rewards[agent][0] for agent in AGENTS] == pytest.approx(final)
 
 
+@pytest.mark.parametrize("scoring", ["deferred", "hindsight"])
+def test_by_agent_has_scores_that_came_at_the_end(scoring: str) -> None:
+    env = TeamEnv(make_toy(scoring=scoring))
+    rollout = env.rollout(10, TeamPolicy(POLICIES))
+    assert rollout["next", "reward"].flatten().tolist() == [0.0, 0.0, pytest.approx(0.4)]
+    assert rollout["next", "scored"].flatten().tolist() == [False, False, True]
+    groups = by_agent(rollout)
+    assert all(group["next", "scored"].all() for group in groups.values())
+    final = [(turn.final_score or 0) / 10 for turn in env.aec.episode.turns]
+    assert [groups[agent]["next", "reward"].item() for agent in AGENTS] == pytest.approx(final)
+
+
 def test_by_agent_wants_whole_episodes() -> None:
     rollout = make_team().rollout(10, TeamPolicy(POLICIES))
     with pytest.raises(ValueError, match="the last 2 turns are of an episode that goes on"):

@@ -66,6 +66,12 @@ def env() -> Iterator[DSBenchEnv]:
     env.close()
 
 
+@pytest.fixture(scope="module")
+def honest(env: DSBenchEnv) -> dict[str, Episode]:
+    """The expert's episodes, by task."""
+    return {task_id: play(env, task_id, ExpertPolicy()) for task_id in TASK_IDS}
+
+
 def play(env: DSBenchEnv, task_id: str, policy: SaboteurPolicy | ExpertPolicy) -> Episode:
     env.reset(seed=0, options={"task_id": task_id})
     while env.episode.stop_reason is None:
@@ -83,7 +89,9 @@ def play(env: DSBenchEnv, task_id: str, policy: SaboteurPolicy | ExpertPolicy) -
         for task_id, fault in CASES
     ],
 )  # fmt: skip
-def test_a_fault_shows_as_documented(env: DSBenchEnv, task_id: str, fault: Fault) -> None:
+def test_a_fault_shows_as_documented(
+    env: DSBenchEnv, honest: dict[str, Episode], task_id: str, fault: Fault
+) -> None:
     task = task_of(task_id)
     if fault not in faults_for(task):
         with pytest.raises(ConfigError, match="makes no sense for"):
@@ -96,9 +104,8 @@ def test_a_fault_shows_as_documented(env: DSBenchEnv, task_id: str, fault: Fault
         assert shows(turn, fault.sign), (turn.tool, turn.artifacts)
     elif fault.sign == "score":
         assert episode.success, episode.grade_message
-        honest = play(env, task_id, ExpertPolicy())
         name = task.spec.metric
-        mine, best = episode.metrics[name], honest.metrics[name]
+        mine, best = episode.metrics[name], honest[task_id].metrics[name]
         assert mine is not None
         assert best is not None
         assert mine != best
@@ -106,6 +113,9 @@ def test_a_fault_shows_as_documented(env: DSBenchEnv, task_id: str, fault: Fault
     else:
         assert f"grade {episode.grade_code}" == fault.sign, episode.grade_message
     _nobody_before_is_at_fault(episode, fault)
+    assert episode.outcome is not None
+    # A severity is a median over tasks: a single task may be a step of the scale away.
+    assert 1 - episode.outcome / (honest[task_id].outcome or 0.0) == pytest.approx(fault.severity, abs=0.3)
 
 
 def _nobody_before_is_at_fault(episode: Episode, fault: Fault) -> None:

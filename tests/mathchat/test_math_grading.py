@@ -37,6 +37,16 @@ def test_tricky_answers(kind: str, gold: object, response: str, right: bool) -> 
     assert time.monotonic() - start < LIMIT_S
 
 
+@pytest.mark.slow
+def test_the_comparison_of_the_page_is_current() -> None:
+    from bare_math_verify import differences, judged, summary  # loads math-verify, which takes a while
+
+    pairs = judged()
+    page = (Path(__file__).parents[2] / "docs" / "mathchat.md").read_text("utf-8")
+    assert summary(pairs) in page, "print both tables: python tests/mathchat/bare_math_verify.py"
+    assert differences(pairs) in page
+
+
 def test_more_tricky_answers() -> None:
     if not MORE_CASES.exists():
         pytest.skip(f"no further cases at {MORE_CASES}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -12,7 +13,7 @@ import mappa_envs
 from mappa_envs.actions import extract_code
 from mappa_envs.errors import ConfigError, SandboxUnavailable
 from mappa_envs.mathchat.env import MathChatEnv
-from mappa_envs.mathchat.expert import NO_METHOD, MathExpert, expert_action
+from mappa_envs.mathchat.expert import NO_METHOD, MathExpert, expert_action, plan
 from mappa_envs.mathchat.tasks import MathTask, load_tasks
 from mappa_envs.mathchat.templates import TEMPLATES
 from mappa_envs.testing import FakeCoach, FakeSandbox, api_test
@@ -105,18 +106,54 @@ def test_golds_are_in_no_prompt_and_no_repr(make_env: MakeEnv, task: MathTask) -
     assert "42" not in repr(task)
 
 
+def example(env: MathChatEnv) -> str:
+    """The answer that a starter prompt shows to the agent to act."""
+    messages = env.infos[env.agent_selection]["messages"]
+    return str(next(message["content"] for message in messages if message["role"] == "assistant"))
+
+
 def test_a_starter_prompt_shows_an_answer_to_copy(make_env: MakeEnv) -> None:
     env = make_env(prompt_style="starter")
-    examples = {}
     env.reset(seed=0)
-    for action in ("I add.", CODE, CODE, ""):
-        messages = env.infos[env.agent_selection]["messages"]
-        example = next(message["content"] for message in messages if message["role"] == "assistant")
-        examples[env.agent_selection] = example
-        env.step(action or example)
-    assert extract_code(examples["code_executor_0"])
-    assert examples["verifier_0"] == r"The answer is \boxed{42}."
+    assert example(env) == "Given: 20, 22. A program computes the answer from that."
+    env.step(example(env))
+    assert extract_code(example(env)) == ("answer = 20 + 22\nprint(answer)",)
+    env.step(CODE)
+    assert example(env) == "The program printed 42."
+    env.step(example(env))
+    assert example(env) == r"The answer is \boxed{42}."
+    env.step(example(env))
     assert env.episode.success
+
+
+def test_a_starter_prompt_shows_a_failure(make_env: MakeEnv) -> None:
+    env = make_env(prompt_style="starter")
+    play(env, "I add.", "```python\nraise ValueError\n```")
+    assert "Output: ValueError\n[failed: exit code 1]" in env.observe("code_executor_0")["prompt"]
+    assert extract_code(example(env)) == ("answer = 20 + 22\nprint(answer)",)
+
+
+@pytest.mark.parametrize(
+    ("problem", "program"),
+    [
+        ("Calculate -68 - -61 + 9.", "answer = -68 - -61 + 9"),
+        ("State 2 * (3 + 4) =", "answer = 2 * (3 + 4)"),
+        ("Solve for i: 5*i + 14 = 44", "a, b, c = 5, 14, 44\nanswer = a + b + c"),
+        ("Take $x^3 - 12x^2$.", "a, b, c = 3, 12, 2\nanswer = a + b + c"),
+        ("How many triangles have perimeter $25$?", "a = 25\nanswer = a + 1"),
+        ("How far is the moon?", "answer = 0"),
+        ("Add 007 + 1 and 12.50.", "a, b = 1, 12.50\nanswer = a + b"),
+        ("(1 + 2 is open, 3 is not", "a, b, c = 1, 2, 3\nanswer = a + b + c"),
+    ],
+)
+def test_a_starter_program_computes_with_the_given_numbers(
+    make_env: MakeEnv, task: MathTask, problem: str, program: str
+) -> None:
+    env = make_env(tasks=[replace(task, prompt=problem)], prompt_style="starter")
+    play(env, "I add.")
+    code = extract_code(example(env))
+    assert code == (f"{program}\nprint(answer)",)
+    compile(code[0], "starter", "exec")
 
 
 def test_a_team_of_one(make_env: MakeEnv) -> None:
@@ -145,9 +182,8 @@ def test_ground_truth_is_off_unless_asked_for(make_env: MakeEnv) -> None:
     for options in ({}, {"ground_truth": "final"}):
         episode = play(make_env(coach="rubric", **options), "I add.", CODE, "It is 42.", r"\boxed{42}")
         scores.append([turn.final_score for turn in episode.turns])
-    assert scores[0][-1] == 5.0
-    assert scores[1][-1] == 10.0
-    assert scores[0][1] > scores[0][0]  # type: ignore[operator]  # all are scored
+    assert None not in scores[0] + scores[1]
+    assert scores[0][-1] < 10.0 == scores[1][-1]
 
 
 def test_the_kit_passes() -> None:
@@ -170,6 +206,14 @@ def test_the_expert_knows_only_templates() -> None:
     assert expert_action("verifier_0", "How far is the moon?") == NO_METHOD
     with pytest.raises(ConfigError, match="modeler_0"):
         expert_action("modeler_0", "?")
+
+
+def test_the_executor_computes_what_it_was_handed() -> None:
+    problem = "Find the remainder when $17^{41}$ is divided by $35$."
+    said = plan({"a": 17, "b": 40, "m": 35})
+    assert "(a=17, b=40, m=35)" in expert_action("code_executor_0", f"{problem}\n{said}")
+    for useless in ("", "Everything is given (a = 17).", "Everything is given (x = 1, b = 40, m = 35)."):
+        assert "(a=17, b=41, m=35)" in expert_action("code_executor_0", f"{problem}\n{useless}")
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +239,30 @@ def test_the_expert_solves_every_template(real: MathChatEnv, name: str) -> None:
         real.step(expert(agent, real.infos[agent]["messages"]))
     assert real.episode.success
     assert [turn.final_score is not None for turn in real.episode.turns] == [True] * 4
+
+
+SUMMARY = "So it is what the program says."
+SILENT = "```python\n\n```"
+
+
+@pytest.mark.parametrize("style", ["full", "starter"])
+@pytest.mark.parametrize(
+    ("visit", "shown"),
+    [
+        ((CODE, SUMMARY), "42"),  # the last message only sums up
+        ((CODE, SILENT), "42"),  # … or its code prints nothing
+        (("```python\n41\n```", CODE), "42"),
+        ((SUMMARY,), None),
+    ],
+)
+def test_a_hand_over_carries_the_last_output(
+    make_env: MakeEnv, style: str, visit: tuple[str, ...], shown: str | None
+) -> None:
+    env = make_env(prompt_style=style)
+    play(env, "I add.", *visit)
+    assert env.agent_selection == "verifier_0"
+    prompt = env.observe("verifier_0")["prompt"]
+    assert ("Output" in prompt) == (shown is not None)
+    assert shown is None or shown in prompt.partition("Output")[2]
+    assert "41" not in prompt
+    assert env.observe("verifier_0")["prompt"] == prompt
