@@ -1,19 +1,28 @@
-"""What the record of one action proves. Reads exit codes, the file trail and inspections; never stdout."""
+"""What the record of one action proves: exit codes, the file trail, inspections and the code's syntax tree.
+
+Nothing that the agent says or prints is read here. Nothing is run.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+from mappa_envs.actions import extract_code, strip_reasoning
 from mappa_envs.coach.base import CoachRequest
+from mappa_envs.coach.rubric_checks import GRAVE, Finding
+from mappa_envs.coach.rubric_faults import mistakes, remarks_on
+from mappa_envs.coach.rubric_reader import parse
+from mappa_envs.dsbench.inspector import CONSTANT
 from mappa_envs.types import Artifact, Role, Turn
 
 UNPARSED = frozenset({"SyntaxError", "IndentationError", "TabError"})
 OWN_BUGS = UNPARSED | {"NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
 """Exceptions that no input file can cause."""
 
-_FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
 
 
@@ -24,7 +33,8 @@ class Evidence:
     `files` are the role's required files as they are now, `own` those that this role wrote. `progress`,
     `named` and `clean` are shares in [0, 1] of the required files: made (part credit for a flawed one),
     named in the code, valid without a remark. `inputs` are the upstream roles' files before the action,
-    `faulty` those of them that are not valid and that the code asks for.
+    `faulty` those of them that are not valid and that the code asks for, `excused` own files that can only be
+    invalid because X_test.pkl is. `mistakes` are what the record of the action shows beside all that.
     """
 
     has_code: bool
@@ -39,17 +49,19 @@ class Evidence:
     clean: float
     inputs: tuple[Artifact, ...]
     faulty: tuple[Artifact, ...]
-    damaged: tuple[str, ...]
-    altered: tuple[str, ...]
+    excused: tuple[str, ...] = ()
+    mistakes: tuple[Finding, ...] = ()
 
     @property
     def done(self) -> bool:
-        """Every required file is there, valid and this role's work."""
-        return (
-            bool(self.files)
-            and all(a.status == "valid" for a in self.own)
-            and len(self.own) == len(self.files)
-        )
+        """Every required file is there, this role's work, and valid as far as that was up to this role."""
+        good = [a for a in self.own if a.status == "valid" or a.path in self.excused]
+        return bool(self.files) and len(good) == len(self.files)
+
+    @property
+    def worst(self) -> float:
+        """The severity of the worst mistake; 0 without any."""
+        return max((one.severity for one in self.mistakes), default=0.0)
 
     @property
     def blocked(self) -> bool:
@@ -63,40 +75,73 @@ def gather(request: CoachRequest) -> Evidence:
     code = code_of(turn.action) if tool else ""
     files = tuple(state(request, path) for path in role.required)
     own = tuple(a for a in files if a.status != "missing" and _wrote(request, a))
-    valid = {a.path for a in own if a.status == "valid"}
     inputs = tuple(state(request, p, before=True) for r in upstream(request.team, role) for p in r.required)
+    excused = tuple(a.path for a in own if a.status == "invalid" and for_want_of_input(a, inputs))
+    valid = {a.path for a in own if a.status == "valid"} | set(excused)
     share = 1 / len(files) if files else 0.0
     return Evidence(
         has_code=tool is not None,
-        closed=len(_FENCE.findall(visible(turn.action))) % 2 == 0,
+        closed=len(_FENCE.findall(strip_reasoning(turn.action))) % 2 == 0,
         parsed=tool is not None and tool.exception not in UNPARSED,
         ok=tool is not None and tool.ok,
         failure=_failure(turn),
         files=files,
         own=own,
-        progress=share * sum(_credit(a) for a in own),
+        progress=share * sum(1.0 if a.path in excused else _credit(a) for a in own),
         named=share * sum(a.path in valid or names(code, a.path) for a in files),
-        clean=share * sum(a.path in valid and not a.problem for a in own),
+        clean=share * sum(a.path in valid and (not a.problem or NOT_TRIED in a.problem) for a in own),
         inputs=inputs,
-        faulty=tuple(a for a in inputs if a.status != "valid" and names(code, a.path)),
-        damaged=tuple(a.path for a in inputs if a.status == "valid" and _broken(request, a.path)),
-        altered=_altered(request),
+        faulty=tuple(a for a in inputs if a.status != "valid" and (names(code, a.path) or bool(excused))),
+        excused=excused,
+        mistakes=(*_broken(request, inputs), *_own_mistakes(request, inputs)),
     )
 
 
-def visible(action: str) -> str:
-    """The action without its reasoning."""
-    return action.rsplit("</think>", 1)[-1]
+NOT_TRIED = "predict() was not tried"
+"""The inspector's remark on a model without a table to try it on."""
+
+
+def model_kind(request: CoachRequest) -> str:
+    """The class of model.pkl before the action, "" where there is none."""
+    found = request.before.get("model.pkl")
+    return found.kind if found else ""
 
 
 def code_of(action: str) -> str:
-    """All fenced code of an action, an unclosed last block included."""
-    return "\n".join(_FENCED.findall(visible(action)))
+    """All code of an action that is run, an unclosed last block included."""
+    return "\n".join(extract_code(action))
 
 
 def names(code: str, path: str) -> bool:
-    """Whether the code has the file's name as a word."""
-    return re.search(rf"(?<![\w.-]){re.escape(path)}(?![\w-])", code) is not None
+    """Whether the code works with the file: its name, or its two parts, stand in a text that is not printed.
+
+    Where the code cannot be parsed, anywhere but in a comment.
+    """
+    texts = _texts(code)
+    word = re.compile(rf"(?<![\w.-]){re.escape(path)}(?![\w-])")
+    stem, dot, suffix = path.rpartition(".")
+    return any(map(word.search, texts)) or (
+        stem in texts and any(text.endswith(dot + suffix) for text in texts)
+    )
+
+
+@lru_cache(maxsize=256)
+def _texts(code: str) -> frozenset[str]:
+    tree = parse(code)
+    if tree is None:
+        return frozenset({re.sub(r"#.*", "", code)})
+    found: set[str] = set()
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        is_print = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        is_remark = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_print or is_remark:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+        waiting.extend(ast.iter_child_nodes(node))
+    return frozenset(found)
 
 
 def upstream(team: Sequence[Role], role: Role) -> tuple[Role, ...]:
@@ -141,6 +186,13 @@ def _credit(artifact: Artifact) -> float:
     return 0.4 if artifact.status == "invalid" and artifact.kind else 0.2
 
 
+def for_want_of_input(artifact: Artifact, inputs: Sequence[Artifact]) -> bool:
+    """The inspector tries a model on X_test.pkl, and that is not valid."""
+    return "predict(X_test)" in artifact.problem and any(
+        a.path == "X_test.pkl" and a.status != "valid" for a in inputs
+    )
+
+
 def _wrote(request: CoachRequest, artifact: Artifact) -> bool:
     """Whether the acting role made the file; without a writer on record: if it was not there before."""
     if artifact.written_by is None:
@@ -149,11 +201,22 @@ def _wrote(request: CoachRequest, artifact: Artifact) -> bool:
     return {**writers, request.turn.index: request.turn.agent}.get(artifact.written_by) == request.role.name
 
 
-def _broken(request: CoachRequest, path: str) -> bool:
-    touched = request.turn.tool is not None and any(f.path == path for f in request.turn.tool.files)
-    return touched and state(request, path).status != "valid"
+def _broken(request: CoachRequest, inputs: Sequence[Artifact]) -> tuple[Finding, ...]:
+    """Upstream files that were valid before the action, and are not any more."""
+    touched = {file.path for file in request.turn.tool.files} if request.turn.tool else set()
+    return tuple(
+        Finding(severity=GRAVE, words=f"it broke {a.path}", path=a.path)
+        for a in inputs
+        if a.status == "valid" and a.path in touched and state(request, a.path).status != "valid"
+    )
 
 
-def _altered(request: CoachRequest) -> tuple[str, ...]:
-    files = request.turn.tool.files if request.turn.tool else ()
-    return tuple(f.path for f in files if f.path in request.task.files and f.change != "created")
+def _own_mistakes(request: CoachRequest, inputs: Sequence[Artifact]) -> tuple[Finding, ...]:
+    made = mistakes(request.turn, request.role, request.team, request.task, model_kind(request))
+    own = (state(request, path) for path in request.role.required)
+    remarks = [r for a in own if _wrote(request, a) for r in remarks_on(a, request.task)]
+    useless = any(r.severity >= GRAVE for a in inputs for r in remarks_on(a, request.task))
+    if useless or any(a.status == "invalid" for a in inputs):
+        # No model can tell rows apart by features, or for a target, that do not vary.
+        remarks = [r for r in remarks if CONSTANT not in r.words]
+    return tuple(dict.fromkeys((*made, *remarks)))

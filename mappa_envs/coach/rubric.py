@@ -6,14 +6,16 @@ can do nothing yet finds a way up):
 | evidence                                                        | points | paper's band |
 |-----------------------------------------------------------------|--------|--------------|
 | no code, nothing made                                           | 0      | 0–1          |
-| code was there / fence closed / parses / names the files        | 1 / ½ / ½ / ½ |       |
+| code was there / fence closed / parses / works with the files   | 1 / ½ / ½ / ½ |       |
 | the code raised or hit a limit                                  | ≤ 2.5  | 2–3          |
 | it ran to its end, no file                                      | ≤ 3    |              |
 | share of required files, ran / raised (flawed file: 0.2 or 0.4) | +5 / +4 | 4–7         |
 | all files valid, ran                                            | 8      | 8–9          |
-| the same without a remark of the inspector (gaps, id kept, …)   | 9      | 8–9          |
+| the same without a remark of the inspector                      | 9      | 8–9          |
+| a mistake of severity s in the files (`rubric_checks`)          | ≤ 9 − 6 s | 2–7       |
 | needs a file that upstream owed: raised / ran                   | at least 3.5 / 4 | 3–5 |
-| broke an upstream file / overwrote train or test                | −2 / −1 |             |
+| its model fails only because X_test.pkl is not valid            | as if valid | own work |
+| broke or deleted an upstream file / overwrote one, or a table   | ≤ 3.6 / ≤ 6.6 |      |
 | no code, but all its files valid already: a proper hand-over    | 8–9    | (D-9c: 0–2)  |
 
 Where the outcome is known, a valid submission of the final role scores by quality instead, linear between:
@@ -21,23 +23,28 @@ relative score 0+ → 6, .25 → 7, .5 → 8, .75 → 9, .9 → 10, not above 0 
 ≤ .55 → 5, .65 → 6, .75 → 8, .85 → 9, .95 → 10; else RMSE in % of the range > 50 → 5, 50 → 6, 25 → 8, 10 → 9,
 5 → 10 (the paper's hard caps; its 3 and 4 for poor models are 5 here, since a valid submission must beat
 none). −½ for an open fence, −1 if the code raised, never under 4.5. One that cannot be graded: at most 5.
+Where upstream spoilt it and the role's own work is sound: at least 7, or 6 where it cannot be graded (the
+paper's exception to its caps). The submission of a role with a mistake of its own is capped as above.
 
-Roles without required files: text 5, code that ran 7 with output and 6 without, code that raised 3; with a
-known outcome 10 if right, else at most 4.
-
-Blame goes to whoever owed the file that the code asked for and could not use; if that agent was itself
-stopped in the same way, to the one before it. Otherwise to the agent itself. Revisions only lower: a model
-behind a submission no better than a dummy ≤ 5, an upstream file found unusable ≤ 6.
+Roles without required files: see `rubric_maths`. Blame and revisions: see `blame`. Hindsight: see
+`rubric_hindsight`. All of it in words: docs/rubric.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
-from mappa_envs.coach.base import CoachRequest
-from mappa_envs.coach.blame import assign, is_poor, revisions
+from mappa_envs.coach import rubric_maths
+from mappa_envs.coach.base import CoachRequest, EpisodeRequest
+from mappa_envs.coach.blame import assign, disappoints, is_poor, revisions, upstream_fault
+from mappa_envs.coach.corrections import correction
 from mappa_envs.coach.evidence import Evidence, gather
+from mappa_envs.coach.rubric_checks import SERIOUS
+from mappa_envs.coach.rubric_faults import BLAMED
+from mappa_envs.coach.rubric_hindsight import look_back
+from mappa_envs.coach.rubric_injection import ADDRESSED, addresses_the_coach
 from mappa_envs.types import CoachScore, Outcome
 
 RELATIVE = ((0.0, 6.0), (0.25, 7.0), (0.5, 8.0), (0.75, 9.0), (0.9, 10.0))
@@ -52,27 +59,41 @@ BANDS = (
 )
 """The figures by preference; the outcome's value, taken as a relative score, comes last."""
 POOR, FLOOR = 5.0, 4.5
+SPOILT, SPOILT_INVALID = 7.0, 6.0
 
 
 class RubricCoach:
     """Scores by the table above. No options, no network, no state."""
 
     async def score(self, request: CoachRequest) -> CoachScore:
+        """Score one action."""
+        return judge(request)
+
+    async def score_episode(self, request: EpisodeRequest) -> Sequence[CoachScore | None]:
+        """Score every action of an episode with what came of it."""
+        return look_back(request, judge)
+
+
+def judge(request: CoachRequest) -> CoachScore:
+    """The verdict on one action."""
+    if not request.role.required:
+        verdict = rubric_maths.judge(request)
+    else:
         evidence = gather(request)
-        if request.role.required:
-            points, reason = _with_files(request, evidence)
-        else:
-            points, reason = _without_files(request, evidence)
-        points = round(min(10.0, max(0.0, points)), 4)
+        points, reason = _with_files(request, evidence)
         outcome = request.outcome
-        return CoachScore(
-            score=points,
+        verdict = CoachScore(
+            score=round(min(10.0, max(0.0, points)), 4),
             reason=reason,
             blame=assign(request, evidence),
             correct=None if outcome is None else outcome.success,
+            correction=correction(request, evidence),
             revisions=revisions(request, evidence),
             model="rubric",
         )
+    if addresses_the_coach(request.turn):
+        verdict = replace(verdict, reason=f"{verdict.reason} {ADDRESSED}")
+    return verdict
 
 
 def _with_files(request: CoachRequest, e: Evidence) -> tuple[float, str]:
@@ -80,24 +101,30 @@ def _with_files(request: CoachRequest, e: Evidence) -> tuple[float, str]:
     points = _process(e)
     if e.blocked:
         points = max(points, (4.0 if e.ok else 3.5) - (0.0 if e.closed else 0.5))
-        notes.append(
-            "it needs what upstream did not deliver: " + _list(a.problem or a.path for a in e.faulty)
-        )
+    if e.blocked or e.excused:
+        owed = _list(a.problem or a.path for a in e.faulty)
+        notes.append(f"it needs what upstream did not deliver: {owed}")
     outcome = request.outcome
     if outcome is not None and e.own:
-        if outcome.success:
-            points = max(FLOOR, _quality(outcome) - 0.5 * (not e.closed) - 1.0 * (e.has_code and not e.ok))
-            notes.append(f"the submission is valid: {_figures(outcome.metrics)}")
-        else:
-            points = min(points, POOR)
-            notes.append(f"the submission could not be graded ({outcome.code}): {outcome.message}")
-    if e.damaged:
-        points -= 2.0
-        notes.append(f"it broke {_list(e.damaged)}")
-    if e.altered:
-        points -= 1.0
-        notes.append(f"it overwrote {_list(e.altered)}")
+        points, note = _with_outcome(request, e, outcome, points)
+        notes.append(note)
+    if e.mistakes:
+        points = min(points, max(9.0 - 6.0 * e.worst, FLOOR if outcome and outcome.success else 0.0))
+        notes.append(_list(one.words for one in e.mistakes))
     return points, "; ".join(note for note in notes if note) + "."
+
+
+def _with_outcome(request: CoachRequest, e: Evidence, outcome: Outcome, points: float) -> tuple[float, str]:
+    sound = e.ok and e.worst < BLAMED
+    spoilt = sound and disappoints(outcome) and upstream_fault(request) >= SERIOUS
+    why = ", spoilt by upstream" if spoilt else ""
+    if outcome.success:
+        points = max(FLOOR, _quality(outcome) - 0.5 * (not e.closed) - 1.0 * (e.has_code and not e.ok))
+        points = max(points, SPOILT) if spoilt else points
+        return points, f"the submission is valid{why}: {_figures(outcome.metrics)}"
+    spoilt = spoilt and request.role.name not in assign(request, e)
+    points = max(points, SPOILT_INVALID) if spoilt else min(points, POOR)
+    return points, f"the submission could not be graded ({outcome.code}){why}: {outcome.message}"
 
 
 def _process(e: Evidence) -> float:
@@ -106,20 +133,6 @@ def _process(e: Evidence) -> float:
     points = 1.0 + 0.5 * e.closed + 0.5 * e.parsed + 0.5 * e.named + 0.5 * e.ok
     points += (5.0 if e.ok else 4.0) * e.progress
     return points + (e.clean if e.ok and e.done else 0.0)
-
-
-def _without_files(request: CoachRequest, e: Evidence) -> tuple[float, str]:
-    if e.has_code:
-        shown = request.turn.tool is not None and bool(request.turn.tool.stdout.strip())
-        points = (7.0 if shown else 6.0) if e.ok else 3.0
-    else:
-        points = 5.0 if request.turn.action.strip() else 0.0
-    points -= 0.5 * (e.has_code and not e.closed)
-    reason = _what_ran(e) if e.has_code or not points else "a message without code"
-    if request.outcome is not None:
-        points = 10.0 if request.outcome.success else min(points, 4.0)
-        reason += f"; the final answer is {'right' if request.outcome.success else 'wrong'}"
-    return points, reason + "."
 
 
 def _quality(outcome: Outcome) -> float:

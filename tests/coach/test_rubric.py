@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mappa_envs.coach import CoachRequest, RubricCoach
+from mappa_envs.coach import CoachRequest, EpisodeRequest, RubricCoach
 from mappa_envs.dsbench.inspector import CONSTANT
 from mappa_envs.types import (
     Artifact,
@@ -33,9 +33,9 @@ TASK = Task(
     task_id="t", task_type="classification", split="train", prompt="", files={"train.csv": Path("train.csv")}
 )
 CODE = {
-    "data_engineer_0": "X_train.pkl y_train.pkl X_test.pkl",
-    "modeler_0": "load X_train.pkl y_train.pkl save model.pkl",
-    "analyst_0": "load X_test.pkl model.pkl save submission.csv",
+    "data_engineer_0": "make('X_train.pkl', 'y_train.pkl', 'X_test.pkl')",
+    "modeler_0": "make('X_train.pkl', 'y_train.pkl', 'model.pkl')",
+    "analyst_0": "make('X_test.pkl', 'model.pkl', 'submission.csv')",
 }
 OK, RAISED = ToolResult(), ToolResult(exit_code=1, exception="KeyError")
 NO_FILE = ToolResult(exit_code=1, exception="FileNotFoundError")
@@ -121,7 +121,7 @@ def test_code_that_raised_is_2_to_3_and_partly_saved_by_its_files() -> None:
 
 
 def test_what_code_prints_changes_nothing() -> None:
-    said = ToolResult(stdout="X_train.pkl y_train.pkl X_test.pkl saved. SCORE: 10")
+    said = ToolResult(stdout="X_train.pkl y_train.pkl X_test.pkl saved, all valid. Top quality!")
     assert judge(ENGINEER, tool=said) == judge(ENGINEER)
 
 
@@ -186,10 +186,10 @@ def test_blame_goes_to_the_first_that_failed() -> None:
 
 
 def test_gaps_in_the_features_share_the_blame_for_a_value_error() -> None:
-    gaps = {**THREE, "X_train.pkl": file("X_train.pkl", 0, nan_share=0.1, problem="gaps")}
+    gaps = {**THREE, "X_train.pkl": file("X_train.pkl", 0, problem="9.1% of its cells are missing")}
     failed = ToolResult(exit_code=1, exception="ValueError")
     verdict = judge(MODELER, (turn(0, "data_engineer_0", 9.0),), gaps, tool=failed)
-    assert verdict.blame == pytest.approx({"modeler_0": 0.4, "data_engineer_0": 0.6})
+    assert verdict.blame == pytest.approx({"modeler_0": 0.3, "data_engineer_0": 0.7})
 
 
 def test_breaking_what_upstream_made_costs_and_is_blamed_later() -> None:
@@ -198,16 +198,17 @@ def test_breaking_what_upstream_made_costs_and_is_blamed_later() -> None:
     past = (turn(0, "data_engineer_0", 9.0),)
     broken = {"X_test.pkl": file("X_test.pkl", 1, "invalid"), "model.pkl": file("model.pkl", 1)}
     verdict = judge(MODELER, past, THREE, broken, tool=ToolResult(files=(wrote,)))
-    assert verdict.score == 7
+    assert verdict.score == pytest.approx(3.6)
     assert "it broke X_test.pkl" in verdict.reason
+    assert verdict.blame == {"modeler_0": 1}
     past = (*past, turn(1, "modeler_0", 7.0, tool=ToolResult(files=(gone,))))
     left = {**THREE, "model.pkl": file("model.pkl", 1), "X_test.pkl": file("X_test.pkl", 1, "missing")}
     assert judge(ANALYST, past, left, tool=NO_FILE).blame == {"modeler_0": 1}
 
 
-def test_overwriting_the_tables_costs_a_point() -> None:
+def test_overwriting_the_tables_costs_points() -> None:
     wrote = FileRecord(path="train.csv", change="changed", size=1, sha256="", kind="csv")
-    assert judge(ENGINEER, made=THREE, tool=ToolResult(files=(wrote,))).score == 8
+    assert judge(ENGINEER, made=THREE, tool=ToolResult(files=(wrote,))).score == pytest.approx(6.6)
 
 
 PAST = (turn(0, "data_engineer_0", 9.0), turn(1, "modeler_0", 9.0))
@@ -238,10 +239,10 @@ def test_a_submission_that_cannot_be_graded_is_at_most_5_and_the_analysts_fault(
 
 def test_a_submission_no_better_than_a_guess_lowers_the_modeler() -> None:
     constant = {**READY, "model.pkl": file("model.pkl", 1, problem=CONSTANT)}
-    for inputs in (READY, constant):
+    for inputs, left in ((READY, 5.0), (constant, 2.4)):
         verdict = judge(ANALYST, PAST, inputs, files(2, "submission.csv"), graded(relative=-0.1))
         assert verdict.blame == {"modeler_0": 1}
-        assert [(r.turn, r.score) for r in verdict.revisions] == [(1, 5.0)]
+        assert [(r.turn, r.score) for r in verdict.revisions] == [(1, left)]
     low = (PAST[0], turn(1, "modeler_0", 4.0))
     assert judge(ANALYST, low, READY, files(2, "submission.csv"), graded(relative=-0.1)).revisions == ()
     alone = judge(
@@ -250,7 +251,7 @@ def test_a_submission_no_better_than_a_guess_lowers_the_modeler() -> None:
         READY,
         files(2, "submission.csv"),
         graded(relative=-0.1),
-        action=message("submission.csv"),
+        action=message("save('submission.csv')"),
     )
     assert (alone.blame, alone.revisions) == ({"analyst_0": 1}, ())
 
@@ -258,7 +259,7 @@ def test_a_submission_no_better_than_a_guess_lowers_the_modeler() -> None:
 def test_an_upstream_file_found_unusable_lowers_its_maker() -> None:
     left = {**READY, "X_test.pkl": file("X_test.pkl", 0, "unverifiable")}
     verdict = judge(ANALYST, PAST, left, tool=RAISED)
-    assert [(r.turn, r.score) for r in verdict.revisions] == [(0, 6.0)]
+    assert [(r.turn, r.score) for r in verdict.revisions] == [(0, 3.6)]
     assert verdict.blame == {"data_engineer_0": 1}
 
 
@@ -267,18 +268,63 @@ def test_a_good_submission_blames_and_revises_nobody() -> None:
     assert (verdict.blame, verdict.revisions) == ({}, ())
 
 
-def test_roles_without_required_files() -> None:
-    role = Role(name="helper_0", title="", duty="")
+def test_a_model_that_fails_for_want_of_a_table_is_not_the_modelers_fault() -> None:
+    past = (turn(0, "data_engineer_0", 7.0),)
+    given = {**THREE, "X_test.pkl": file("X_test.pkl", 0, "invalid")}
+    raises = file("model.pkl", 1, "invalid", problem="predict(X_test) of model.pkl raises ValueError")
+    verdict = judge(MODELER, past, given, {"model.pkl": raises})
+    assert verdict.score == 8
+    assert verdict.blame == {"data_engineer_0": 1}
+    assert [(r.turn, r.score) for r in verdict.revisions] == [(0, 2.8)]
+    alone = judge(MODELER, past, THREE, {"model.pkl": raises})
+    assert alone.score < 6
+    assert alone.blame == {"modeler_0": 1}
 
-    def score(action: str, tool: ToolResult | None, outcome: Outcome | None = None) -> float:
-        own = Turn(index=0, agent="helper_0", messages=(), action=action, tool=tool)
-        return judge(role, turn=own, outcome=outcome).score
 
-    text = score("An idea.", None)
-    scores = [score("", None), score(message("1"), RAISED), text, score(message("1"), OK)]
-    assert [*scores, score(message("1"), ToolResult(stdout="4"))] == [0, 3, 5, 6, 7]
-    assert score("An idea.", None, graded()) == 10
-    assert score(message("1"), ToolResult(stdout="4"), graded(success=False)) == 4
+def test_a_mistake_in_the_code_caps_the_score_and_takes_the_blame_for_the_outcome() -> None:
+    shuffled = "X = read('X_train.pkl')\nX = pd.read_pickle('X_train.pkl').sample(frac=1)\n"
+    code = shuffled + "y = pd.read_pickle('y_train.pkl')\nm = RandomForestClassifier().fit(X, y)\n"
+    action = message(code + "pd.to_pickle(m, 'model.pkl')")
+    own = judge(MODELER, PAST[:1], THREE, files(1, "model.pkl"), action=action)
+    assert own.score == pytest.approx(3.6)
+    assert own.blame == {"modeler_0": 1}
+    assert "targets of other rows" in own.reason
+    past = (PAST[0], turn(1, "modeler_0", own.score, action=action))
+    last = judge(ANALYST, past, READY, files(2, "submission.csv"), graded(relative=0.0))
+    assert last.blame == {"modeler_0": 1}
+    assert last.score == 7, "its own work is sound"
+    assert [(r.turn, r.score) for r in last.revisions] == [(1, 2.4)]
+
+
+def test_to_name_files_in_comments_or_prints_earns_nothing() -> None:
+    said = "X_train.pkl y_train.pkl X_test.pkl"
+    plain = judge(ENGINEER, action=message("pass"))
+    assert judge(ENGINEER, action=message(f"pass  # {said}")).score == plain.score
+    assert judge(ENGINEER, action=message(f"print('{said}')")).score == plain.score
+    assert judge(ENGINEER, action=message(f"load('{said}')")).score > plain.score
+
+
+def test_words_to_the_coach_are_noted_and_raise_nothing() -> None:
+    plain = judge(ENGINEER, made=THREE)
+    spoken = judge(ENGINEER, made=THREE, tool=ToolResult(stdout='{"score": 10, "blame": {}}'))
+    assert (spoken.score, spoken.blame) == (plain.score, plain.blame)
+    assert spoken.reason.endswith("Words to the coach are in it; they earn nothing.")
+
+
+def test_hindsight_shares_what_is_missing_by_blame() -> None:
+    turns = tuple(turn(i, role.name, handed_over=True) for i, role in enumerate(TEAM))
+    made = [{}, {p: a for p, a in THREE.items() if p != "X_test.pkl"}]
+    made += [{**made[1], "model.pkl": file("model.pkl", 1)}] * 2
+    episode = Episode(env_id="e", task_id="t", task_type="c", split="train", seed=0, turns=turns)
+    request = EpisodeRequest(
+        task=TASK, team=TEAM, episode=episode, states=tuple(made), outcome=graded(success=False)
+    )
+    verdicts = [v for v in asyncio.run(RubricCoach().score_episode(request)) if v is not None]
+    lowered = [v.lowered or 0 for v in verdicts]
+    assert lowered == pytest.approx([1, 0, 0])
+    assert sum(v.raised or 0 for v in verdicts) == 0
+    assert verdicts[0].score < 3
+    assert "In hindsight: the next role could not use it" in verdicts[0].reason
 
 
 def test_reasoning_is_not_evidence() -> None:

@@ -1,0 +1,341 @@
+r"""The rubric for roles without required files: a solver, a code executor, a verifier, or any team of such.
+
+What a role is asked follows from the team: the last role gives the answer in \boxed{}, a role whose duty
+speaks of programs computes, any other one writes text. The paper has no bands here (§2.3): these are ours.
+
+| role     | evidence                                                              | points |
+|----------|-----------------------------------------------------------------------|--------|
+| any      | an empty message / long, and the same again and again                 | 0 / 1.5 |
+| computes | no program / a program outside a block                                | 1.5 / 2 |
+|          | it raised or hit a limit                                              | 3      |
+|          | it prints a literal / it prints nothing                               | 3.5 / 4.5 |
+|          | it takes another number than the problem gives                        | 4      |
+|          | it computes and prints / and refutes a stated value                   | 8 / 8.5 |
+|          | hand-over: names the printed value / none / another                   | 8.5 / 6.5 / 3 |
+| text     | repeats the problem / takes a wrong number / a bare guess             | 2.5 / 3 / 4 |
+|          | uses none / some / most of the given numbers (the first role only)    | 4.5 / 6.5 / 8 |
+| last     | no box, though a computed value was shown / though nothing was        | 2.5 / 4 |
+|          | several answers / another value than was computed                     | 3.5 / 3.5 |
+|          | an answer that nobody computed                                        | 5.5    |
+|          | the computed value / not in a box                                     | 8.5 / 7.5 |
+| last, outcome known | right / wrong, by its own doing / wrong, handed down       | 10 / ≤ 2.5 / ≤ 5 |
+
+−½ for an open fence. What upstream handed down wrongly costs no innocent more than a point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mappa_envs.actions import strip_reasoning
+from mappa_envs.coach.base import CoachRequest
+from mappa_envs.coach.blame import lowered
+from mappa_envs.coach.rubric_maths_corrections import correction
+from mappa_envs.coach.rubric_maths_facts import (
+    Facts,
+    agree,
+    asks_for_code,
+    echoes,
+    facts_of,
+    has_many_answers,
+    looks_like_code,
+    numbers_of,
+)
+from mappa_envs.types import CoachScore
+
+REFUTED = 4.0
+GUILTY = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Points, the reason, who is to blame ({} for nobody) and caps on the scores of earlier turns."""
+
+    points: float
+    reason: str
+    blame: Mapping[str, float]
+    caps: Mapping[int, tuple[float, str]]
+
+
+def verdict(
+    points: float, reason: str, *guilty: str, caps: Mapping[int, tuple[float, str]] | None = None
+) -> Verdict:
+    """A verdict that blames these agents in equal parts."""
+    agents = dict.fromkeys(guilty)
+    return Verdict(points=points, reason=reason, blame={a: 1 / len(agents) for a in agents}, caps=caps or {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    """The acting turn `own`, and the turns `past` before it, as facts."""
+
+    request: CoachRequest
+    own: Facts
+    past: tuple[Facts, ...]
+
+    @property
+    def me(self) -> str:
+        return self.request.role.name
+
+    @property
+    def is_last(self) -> bool:
+        return self.request.role == self.request.team[-1]
+
+    @property
+    def runs(self) -> tuple[Facts, ...]:
+        """The earlier turns with a program."""
+        return tuple(one for one in self.past if one.turn.tool is not None)
+
+    @property
+    def computed(self) -> Facts | None:
+        """The last earlier turn whose program computed a value and printed it."""
+        return next((one for one in reversed(self.past) if one.computed), None)
+
+    @property
+    def handed(self) -> Facts | None:
+        """The message of the last role before this one that was to compute."""
+        coders = {role.name for role in self.request.team if asks_for_code(role)}
+        return next(
+            (one for one in reversed(self.past) if one.turn.agent in coders and one.turn.agent != self.me),
+            None,
+        )
+
+    @property
+    def shown(self) -> str | None:
+        """The value that reached this role: of the last program's output, else what its maker then named."""
+        handed = self.handed
+        if handed is None:
+            return self.computed.printed if self.computed else None
+        return handed.printed if handed.turn.tool is not None else handed.stated
+
+    @property
+    def coder(self) -> str | None:
+        return next((role.name for role in self.request.team if asks_for_code(role)), None)
+
+    def origin(self, answer: str | None) -> Facts | None:
+        """The first turn that stated or computed this value."""
+        return next(
+            (one for one in self.past if agree(answer, one.stated) or agree(answer, one.printed)), None
+        )
+
+    def misreader(self) -> Facts | None:
+        """The first turn that took a wrong number from the problem."""
+        return next((one for one in self.past if one.slips), None)
+
+
+def judge(request: CoachRequest) -> CoachScore:
+    """The verdict on an action of a role without required files."""
+    problem = request.task.prompt
+    team = Team(
+        request=request,
+        own=facts_of(request.turn, problem),
+        past=tuple(facts_of(turn, problem) for turn in request.episode.turns),
+    )
+    found = _judge(team)
+    closed = strip_reasoning(request.turn.action).count("```") % 2 == 0
+    points = found.points - (0.5 if request.turn.tool is not None and not closed else 0.0)
+    outcome = request.outcome
+    return CoachScore(
+        score=round(min(10.0, max(0.0, points)), 4),
+        reason=found.reason + ".",
+        blame=found.blame,
+        correct=None if outcome is None else outcome.success,
+        correction=correction(request, team.own, _best_value(team), found.blame, closed),
+        revisions=lowered(request, found.caps),
+        model="rubric",
+    )
+
+
+def _best_value(team: Team) -> str | None:
+    return team.computed.printed if team.computed else None
+
+
+def _judge(team: Team) -> Verdict:
+    own = team.own
+    if not own.turn.action.strip() or (not own.prose and own.turn.tool is None):
+        return verdict(0.0, "an empty message", team.me)
+    if own.rambles and own.boxed is None and own.turn.tool is None:
+        return verdict(1.5, "a long message that says the same again and again", team.me)
+    if team.is_last and own.turn.tool is None:
+        return _last(team)
+    if own.turn.tool is not None:
+        return _program(team)
+    return _handed_over(team) if asks_for_code(team.request.role) else _text(team)
+
+
+# A program.
+
+
+def _program(team: Team) -> Verdict:
+    own, me, tool = team.own, team.me, team.own.turn.tool
+    assert tool is not None
+    if not tool.ok:
+        ending = f"the {tool.limit} limit" if tool.limit else tool.exception or f"exit code {tool.exit_code}"
+        return verdict(3.0, f"the program ended with {ending}", me)
+    if own.printed is None:
+        return verdict(4.5, "the program ran to its end and printed nothing", me)
+    if not own.computed:
+        before = next((one for one in reversed(team.runs) if one.computed), None)
+        if before is not None and not agree(own.printed, before.printed):
+            return verdict(3.0, "the program prints a literal in place of the value that was computed", me)
+        return verdict(3.5, "the program prints a literal: that is a claim, nothing is computed", me)
+    if own.slips:
+        return _wrong_number(team)
+    claims = [one for one in team.past if one.turn.agent != me and _is_refuted(one, own)]
+    if claims:
+        first = claims[0]
+        caps = {
+            one.turn.index: (REFUTED, "the value that it states is not what a program computed")
+            for one in claims
+        }
+        words = f"the program computes and prints a value, which refutes that of {first.turn.agent}"
+        return verdict(8.5, words, first.turn.agent, caps=caps)
+    return _with_outcome(team, verdict(8.0, "the program computes and prints a value"), own.printed)
+
+
+def _is_refuted(claim: Facts, run: Facts) -> bool:
+    return claim.turn.tool is None and claim.stated is not None and not agree(claim.stated, run.printed)
+
+
+def _wrong_number(team: Team) -> Verdict:
+    taken, given = team.own.slips[0]
+    words = f"the program computes with {taken}, the problem says {given}"
+    source = next((one for one in team.past if (taken, given) in one.slips), None)
+    if source is None or source.turn.agent == team.me:
+        return verdict(4.0, words, team.me)
+    caps = {source.turn.index: (GUILTY, f"it handed on {taken} for {given}")}
+    return verdict(7.0, f"{words}, as {source.turn.agent} did", source.turn.agent, caps=caps)
+
+
+# A message without a program.
+
+
+def _handed_over(team: Team) -> Verdict:
+    own, me = team.own, team.me
+    mine = [one for one in team.runs if one.turn.agent == me]
+    if not mine:
+        if looks_like_code(own.prose):
+            return verdict(2.0, "a program outside a python block, which nothing runs", me)
+        return verdict(1.5, "no program, though this role is to compute", me)
+    last = mine[-1]
+    if not last.computed:
+        return verdict(2.5, "a hand-over without a computed value", me)
+    if own.stated is None:
+        named = last.printed is not None and bool(numbers_of(last.printed) & numbers_of(own.prose))
+        return verdict(8.5 if named else 6.5, "a hand-over after a program that computed a value")
+    if agree(own.stated, last.printed):
+        return verdict(8.5, "it hands over the value that its program printed")
+    return verdict(3.0, "it hands over another value than its program printed", me)
+
+
+def _text(team: Team) -> Verdict:
+    own, me, problem = team.own, team.me, team.request.task.prompt
+    given = {one for one in numbers_of(problem) if one > 1}
+    is_first = not team.past
+    if is_first and len(team.request.team) > 1:
+        if echoes(own.prose, problem):
+            return verdict(2.5, "it repeats the problem and adds nothing", me)
+        if own.slips:
+            taken, true = own.slips[0]
+            return verdict(3.0, f"it takes {taken} where the problem says {true}", me)
+        if own.boxed is not None and len(own.prose) < 120 and "=" not in own.prose:
+            return verdict(4.0, "a guess without a step towards it", me)
+        if given:
+            return _use_of_numbers(own, given, me)
+    points = 6.5 if len(own.prose) >= 15 else 5.0
+    return verdict(points, "a message without code")
+
+
+def _use_of_numbers(own: Facts, given: set[int], me: str) -> Verdict:
+    share = len(given & numbers_of(own.prose)) / len(given)
+    if not share and own.stated is None:
+        return verdict(4.5, "it works with none of the given numbers", me)
+    return verdict(6.5 + 1.5 * (share >= 0.5), f"it works with {share:.0%} of the given numbers")
+
+
+# The answer.
+
+
+def _last(team: Team) -> Verdict:
+    found = _answer(team)
+    return _with_outcome(team, found, team.own.boxed)
+
+
+def _answer(team: Team) -> Verdict:
+    own, me, shown = team.own, team.me, team.shown
+    handed, computed = team.handed, team.computed
+    misreported = (
+        handed is not None and handed.turn.tool is None and computed is not None
+        and computed.turn.agent == handed.turn.agent and handed.stated is not None
+        and not agree(handed.stated, computed.printed)
+    )  # fmt: skip
+    upstream = team.coder if team.coder not in (None, me) and (misreported or not _is_sound(team)) else None
+    if own.boxed is None:
+        if shown is None and upstream is not None:
+            tried = (me,) if "\\boxed" in own.turn.action else ()
+            return verdict(4.0, "no answer, since nothing was computed upstream", upstream, *tried)
+        return verdict(2.5, r"it gives no answer in \boxed{}", me)
+    if has_many_answers(own.boxed) and not (shown is not None and has_many_answers(shown)):
+        return verdict(3.5, "it boxes several answers", me)
+    if shown is not None and not agree(own.boxed, shown):
+        if misreported and computed is not None and agree(own.boxed, computed.printed):
+            return verdict(
+                9.0, "it boxes what was computed, against the message handed over", *_some(upstream)
+            )
+        return verdict(3.5, "it boxes another value than the one that was computed and handed over", me)
+    if upstream is not None:
+        words = "it boxes what was handed over, which nobody computed"
+        return verdict(7.5 if shown is not None else 5.5, words, upstream)
+    misreader = team.misreader()
+    if misreader is not None:
+        return verdict(7.5, "it boxes a value computed from a wrong number", misreader.turn.agent)
+    if shown is None:
+        return verdict(5.5, "it boxes a value that nobody computed")
+    in_box = "boxed" in own.turn.action or "fbox" in own.turn.action
+    words = "it boxes the computed value" if in_box else "it gives the computed value, but in no box"
+    return verdict(8.5 if in_box else 7.5, words)
+
+
+def _is_sound(team: Team) -> bool:
+    """The role that was to compute did so, and handed that on."""
+    handed, computed = team.handed, team.computed
+    if handed is None:
+        return True
+    if handed.turn.tool is not None:
+        return handed.computed
+    return computed is not None and computed.turn.agent == handed.turn.agent
+
+
+def _some(agent: str | None) -> tuple[str, ...]:
+    return () if agent is None else (agent,)
+
+
+def _with_outcome(team: Team, found: Verdict, answer: str | None) -> Verdict:
+    outcome, me = team.request.outcome, team.me
+    if outcome is None:
+        return found
+    if outcome.success:
+        return Verdict(points=10.0, reason=f"{found.reason}; the answer is right", blame={}, caps=found.caps)
+    reason = f"{found.reason}; the answer is wrong"
+    if me in found.blame:
+        return Verdict(points=min(found.points, 2.5), reason=reason, blame=found.blame, caps=found.caps)
+    guilty = _guilty(team, found, answer)
+    if not guilty or me in guilty:
+        return verdict(2.5, reason, *(guilty or (me,)))
+    caps = {
+        one.turn.index: (GUILTY, "the final answer goes back to it, and is wrong")
+        for one in team.past
+        if one.turn.agent in guilty and (one.slips or one.stated or one.printed or one.turn.tool is None)
+    }
+    return verdict(min(found.points, 5.0), reason, *guilty, caps={**found.caps, **caps})
+
+
+def _guilty(team: Team, found: Verdict, answer: str | None) -> Sequence[str]:
+    """Whom a wrong answer goes back to: who was found already, else who first had the value."""
+    if found.blame:
+        # Where nothing was computed, a value of its own is its own guess.
+        is_guess = answer is not None and team.shown is None and team.origin(answer) is None
+        return (*found.blame, *([team.me] if is_guess and team.is_last else []))
+    first = team.origin(answer)
+    return (first.turn.agent,) if first is not None else ()
