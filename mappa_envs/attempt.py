@@ -1,8 +1,8 @@
 """One running episode: the order in which things happen in a step, and the record that grows.
 
 `Attempt` knows nothing of PettingZoo; `PipelineEnv` shows it as an AEC environment. A step runs the code,
-looks at the files, decides who is next, grades if that was the end, and then asks the coach. Nothing of it
-is recorded before all of it is done.
+looks at the files, decides who is next, grades if that was the end, and then turns to the coach (`scoring`
+says how). Nothing of it is recorded before all of it is done.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from mappa_envs.actions import extract_code, sanitize
-from mappa_envs.coach.base import Coach, CoachRequest
-from mappa_envs.errors import CoachError, ConfigError, SandboxError
+from mappa_envs.coach.base import Coach, CoachRequest, EpisodeRequest
+from mappa_envs.errors import ConfigError, SandboxError
+from mappa_envs.rules import Rules
 from mappa_envs.sandbox.base import Workspace
+from mappa_envs.scoring import Correction, Scorer, Scoring, enter
 from mappa_envs.types import (
     Artifact,
-    CoachScore,
     Episode,
     Message,
     Outcome,
@@ -29,10 +30,7 @@ from mappa_envs.types import (
     ToolResult,
     Turn,
 )
-from mappa_envs.view import View, Visibility, handovers_for
-
-Handover = Literal["artifacts", "message"]
-GroundTruth = Literal["final", "off"]
+from mappa_envs.view import View, handovers_for
 
 
 class Hooks(Protocol):
@@ -48,42 +46,6 @@ class Hooks(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
-    """How a team takes turns; `PipelineEnv` documents each."""
-
-    team: tuple[Role, ...]
-    max_turns: int
-    time_limit_s: float | None
-    visibility: Visibility
-    handover: Handover
-    ground_truth: GroundTruth
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """The required files of the whole team."""
-        return tuple(dict.fromkeys(path for role in self.team for path in role.required))
-
-    def role(self, name: str) -> Role:
-        for role in self.team:
-            if role.name == name:
-                return role
-        raise KeyError(f"no agent {name!r}; the team is {', '.join(role.name for role in self.team)}")
-
-    def upstream(self, name: str) -> tuple[Role, ...]:
-        """The roles before this one in the list."""
-        return self.team[: self.team.index(self.role(name))]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Correction:
-    """A later action changed the score of an earlier turn: delta = (new − old) / 10."""
-
-    turn: int
-    agent: str
-    delta: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Step:
     """What one action led to."""
 
@@ -96,7 +58,8 @@ class Step:
 class Attempt:
     """One team attempt at one task, in one workspace.
 
-    `acting` is the agent to act, `messages` what it sees; after the end they stay as they were.
+    `acting` is the agent to act, `messages` what it sees; after the end they stay as they were. `closing` is
+    the index of the turn that ended the episode: None while it goes on, or where it was ended from outside.
     """
 
     def __init__(
@@ -110,11 +73,16 @@ class Attempt:
         episode: Episode,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.hooks, self.rules, self.coach = hooks, rules, coach
+        self.hooks, self.rules = hooks, rules
         self.task, self.workspace, self.episode = task, workspace, episode
         self.files: dict[str, int | None] = {name: _size(path) for name, path in task.files.items()}
         self.artifacts = {path: Artifact(path=path, status="missing") for path in rules.required}
         self.acting = episode.start_role or rules.team[0].name
+        self.closing: int | None = None
+        self._scorer = Scorer(coach, clock)
+        self._scoring: Scoring = "inline" if coach is None else rules.scoring
+        self._states: list[Mapping[str, Artifact]] = []
+        """The required files before the first action and after each."""
         self._clock = clock
         self._started_s = clock()
         self._visit_start = 0
@@ -130,6 +98,7 @@ class Attempt:
             for path, artifact in found.items():
                 if artifact.status != "missing":
                     self.files.setdefault(path, None)
+        self._states.append(dict(self.artifacts))
         self._prepare()
 
     def view(self, agent: str) -> View:
@@ -162,6 +131,7 @@ class Attempt:
             self.episode = replace(
                 self.episode, turns=(*self.episode.turns, turn), stop_reason=StopReason.INFRA
             )
+            await self.abandon("the sandbox failed later in the episode")
             return Step(turn=turn, stop=StopReason.INFRA)
 
     async def end(self, reason: StopReason) -> StopReason:
@@ -173,7 +143,43 @@ class Attempt:
             except SandboxError:
                 reason = StopReason.INFRA
         self.episode = _finished(self.episode, reason, outcome)
+        if reason is StopReason.INFRA:
+            await self.abandon("the sandbox failed at the end of the episode")
+        else:
+            self._begin_look_back(outcome)
         return reason
+
+    @property
+    def has_open_scores(self) -> bool:
+        """Whether `settle` has verdicts to wait for and to enter."""
+        return self._scorer.is_open
+
+    async def settle(self) -> tuple[Correction, ...] | None:
+        """Wait for the open verdicts and enter them, in turn order; what became known of every turn.
+
+        For a finished episode. None if there is nothing left to do, as when two wait and the other was first.
+        """
+        verdicts = await self._scorer.verdicts()
+        if not self._scorer.is_open:
+            return None
+        self._scorer.forget()
+        turns = self.episode.turns
+        for index, verdict in enumerate(verdicts):
+            turns, _ = enter(turns, index, verdict)
+        self.episode = replace(self.episode, turns=turns)
+        return tuple(
+            Correction(turn=turn.index, agent=turn.agent, delta=turn.final_score / 10)
+            for turn in turns
+            if turn.final_score is not None
+        )
+
+    async def abandon(self, reason: str) -> None:
+        """Stop asking the coach: turns whose verdict is open stay unscored, for this reason."""
+        turns = [
+            replace(turn, unscored_reason=reason) if turn.pending else turn for turn in self.episode.turns
+        ]
+        self.episode = replace(self.episode, turns=tuple(turns))
+        await self._scorer.cancel()
 
     async def _play(self, role: Role, draft: Turn) -> Step:
         turn, after = await self._run(role, draft)
@@ -183,11 +189,11 @@ class Attempt:
         if stop is not None:
             outcome = await self.hooks.grade(self.workspace, self.task, record)
         shown = outcome if self._shows_outcome(role, stop) else None
-        turn = await self._ask_coach(role, turn, after, shown)
+        turns, corrections = await self._score(role, turn, after, shown)
 
-        turns, corrections = _revise(self.episode.turns, turn.score)
-        self.episode = replace(self.episode, turns=(*turns, turn))
+        self.episode = replace(self.episode, turns=turns)
         self.artifacts = after
+        self._states.append(after)
         for file in turn.tool.files if turn.tool else ():
             if file.change == "deleted":
                 self.files.pop(file.path, None)
@@ -195,11 +201,13 @@ class Attempt:
                 self.files[file.path] = file.size
         if stop is not None:
             self.episode = _finished(self.episode, stop, outcome)
+            self.closing = turn.index
+            self._begin_look_back(outcome)
         elif turn.handed_over and following is not None:
             self.acting, self._visit_start = following, len(self.episode.turns)
         if stop is None:
             self._prepare()
-        return Step(turn=turn, corrections=corrections, following=following, stop=stop)
+        return Step(turn=turns[-1], corrections=corrections, following=following, stop=stop)
 
     async def _run(self, role: Role, draft: Turn) -> tuple[Turn, dict[str, Artifact]]:
         """Run the message's code and look at the files where it touched any that matter."""
@@ -261,12 +269,13 @@ class Attempt:
         final = stop is StopReason.DONE or role is self.rules.team[-1]
         return stop is not None and final and self.rules.ground_truth == "final"
 
-    async def _ask_coach(
+    async def _score(
         self, role: Role, turn: Turn, after: Mapping[str, Artifact], outcome: Outcome | None
-    ) -> Turn:
-        if self.coach is None:
-            return replace(turn, unscored_reason="there is no coach")
-        start = self._clock()
+    ) -> tuple[tuple[Turn, ...], tuple[Correction, ...]]:
+        """All turns, the new one with its verdict unless that comes later; and what it changed."""
+        turns = (*self.episode.turns, turn)
+        if self._scoring == "hindsight":
+            return turns, ()
         request = CoachRequest(
             task=self.task,
             team=self.rules.team,
@@ -278,12 +287,24 @@ class Attempt:
             last_action=turn.handed_over,
             outcome=outcome,
         )
-        try:
-            score = await self.coach.score(request)
-            _check_revisions(score, turn.index)
-        except CoachError as error:
-            return replace(turn, unscored_reason=sanitize(str(error)), coach_s=self._clock() - start)
-        return replace(turn, score=score, final_score=score.score, coach_s=self._clock() - start)
+        if self._scoring == "deferred":
+            self._scorer.begin_judging(request)
+            return turns, ()
+        (verdict,) = await self._scorer.judge(request)
+        return enter(turns, turn.index, verdict)
+
+    def _begin_look_back(self, outcome: Outcome | None) -> None:
+        """Hand the finished episode to the coach if that is when it is asked."""
+        if self._scoring != "hindsight" or not self.episode.turns:
+            return
+        request = EpisodeRequest(
+            task=self.task,
+            team=self.rules.team,
+            episode=self.episode,
+            states=tuple(self._states),
+            outcome=outcome if self.rules.ground_truth == "final" else None,
+        )
+        self._scorer.begin_looking_back(request)
 
     def _prepare(self) -> None:
         self.messages = tuple(self.hooks.build_messages(self.view(self.acting)))
@@ -303,25 +324,6 @@ def _clean(tool: ToolResult) -> ToolResult:
         exception=None if tool.exception is None else sanitize(tool.exception),
         files=tuple(replace(file, path=sanitize(file.path)) for file in tool.files),
     )
-
-
-def _check_revisions(score: CoachScore, index: int) -> None:
-    for revision in score.revisions:
-        if not 0 <= revision.turn < index or not 0 <= revision.score <= 10:
-            raise CoachError(f"the coach revised turn {revision.turn} to {revision.score} at turn {index}")
-
-
-def _revise(
-    turns: tuple[Turn, ...], score: CoachScore | None
-) -> tuple[tuple[Turn, ...], tuple[Correction, ...]]:
-    """Apply the verdict's revisions of earlier turns. A turn that was unscored counts as 0 before."""
-    revised, corrections = list(turns), []
-    for revision in score.revisions if score else ():
-        old = revised[revision.turn]
-        delta = (revision.score - (old.final_score or 0.0)) / 10
-        corrections.append(Correction(turn=revision.turn, agent=old.agent, delta=delta))
-        revised[revision.turn] = replace(old, final_score=revision.score)
-    return tuple(revised), tuple(corrections)
 
 
 def _finished(episode: Episode, stop: StopReason, outcome: Outcome | None) -> Episode:

@@ -66,6 +66,21 @@ def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
     return cast(T, value)
 
 
+async def in_shared_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await the coroutine in the shared private loop, from whatever loop this is; cancelled with the caller.
+
+    For what is bound to one loop, such as open connections, and must outlive the caller's.
+    """
+    shared = _loop_thread()
+    if threading.current_thread() is shared.thread:
+        return await coroutine
+    future = asyncio.run_coroutine_threadsafe(_as_value(coroutine), shared.loop)
+    value, error = await asyncio.wrap_future(future)
+    if error is not None:
+        raise error
+    return cast(T, value)
+
+
 async def _as_value(coroutine: Coroutine[Any, Any, T]) -> tuple[T | None, BaseException | None]:
     try:
         return await coroutine, None

@@ -15,18 +15,19 @@ from typing import Any, Self
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box
 from gymnasium.spaces import Dict as DictSpace
 from pettingzoo import AECEnv
 
-from mappa_envs.attempt import Attempt, GroundTruth, Handover, Rules, Step
+from mappa_envs.attempt import Attempt, Step
 from mappa_envs.blocking import wait_for
 from mappa_envs.coach import make_coach
 from mappa_envs.coach.base import Coach
 from mappa_envs.errors import ConfigError, SandboxError
+from mappa_envs.rules import GroundTruth, Handover, Rules, check_choice, most_turns
 from mappa_envs.sandbox import open_sandbox
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
-from mappa_envs.spaces import MAX_CHARS, FreeText
+from mappa_envs.scoring import Correction, Scoring, check_coach
+from mappa_envs.spaces import MAX_CHARS, FreeText, count_space, prompt_space
 from mappa_envs.types import Artifact, Episode, Message, Outcome, Role, StopReason, Task
 from mappa_envs.view import View, Visibility, file_trail, newest_turn, printable, prompt_text, transcript
 
@@ -53,6 +54,9 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
     handover : "artifacts" = a role is done when all its required files are valid, or as with "message":
         when it sends no code or has used up its actions.
     ground_truth : "final" = the coach gets the metric report with the action that ends an episode.
+    scoring : when the coach is asked and its scores are there. "inline" = after each `step`; "deferred" = the
+        coach works while the episode goes on, and its last `step` waits; "hindsight" = once, at the end. With
+        the last two, `rewards` are 0 and `infos[agent]["pending"]` is True until the last step pays all.
     limits, packages : for a sandbox that is opened here.
     render_mode : "human" prints each turn, "ansi" returns the transcript.
 
@@ -80,6 +84,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         visibility: Visibility = "full",
         handover: Handover = "artifacts",
         ground_truth: GroundTruth = "off",
+        scoring: Scoring = "inline",
         limits: Limits | None = None,
         packages: Sequence[str] = (),
         render_mode: str | None = None,
@@ -89,21 +94,19 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
             raise ConfigError("limits and packages belong to the given sandbox: set them where it is opened")
         if not tasks:
             raise ConfigError("tasks: there are none")
-        _check_team(team)
-        _check_choice("visibility", visibility, ("full", "previous"))
-        _check_choice("handover", handover, ("artifacts", "message"))
-        _check_choice("ground_truth", ground_truth, ("final", "off"))
-        _check_choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
+        check_choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self.rules = Rules(
             team=tuple(team),
-            max_turns=_check_max_turns(max_turns, team),
+            max_turns=most_turns(team) if max_turns is None else max_turns,
             time_limit_s=time_limit_s,
             visibility=visibility,
             handover=handover,
             ground_truth=ground_truth,
+            scoring=scoring,
         )
         self.tasks = tuple(tasks)
         self.coach: Coach | None = make_coach(coach) if isinstance(coach, str) else coach
+        check_coach(self.coach, scoring)
         self.limits, self.packages, self.render_mode = limits, tuple(packages), render_mode
         self._sandbox_kind = sandbox if isinstance(sandbox, str) else None
         self._sandbox = None if isinstance(sandbox, str) else sandbox
@@ -113,8 +116,8 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         self.agents: list[str] = []
         self.possible_agents = [role.name for role in team]
         self.action_spaces = {agent: FreeText() for agent in self.possible_agents}
-        self.observation_spaces = {agent: _observation_space() for agent in self.possible_agents}
-        self.state_space = DictSpace({"transcript": FreeText(), "files": FreeText(), "turn": _count()})
+        self.observation_spaces = {agent: prompt_space() for agent in self.possible_agents}
+        self.state_space = DictSpace({"transcript": FreeText(), "files": FreeText(), "turn": count_space()})
 
     # The hooks of an environment.
 
@@ -169,7 +172,8 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
 
     def close(self) -> None:
         """End the workspace, and the sandbox if it was opened here. `reset` works again afterwards."""
-        if self._workspace is not None or (self._sandbox_kind and self._sandbox):
+        busy = self._attempt is not None and self._attempt.has_open_scores
+        if busy or self._workspace is not None or (self._sandbox_kind and self._sandbox):
             wait_for(self.aclose())
 
     def cut(self, reason: StopReason) -> None:
@@ -178,6 +182,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
 
     def sibling(self, coach: Coach | None) -> Self:
         """A shallow copy to play at the same time, in the same sandbox, which stays this one's to close."""
+        check_coach(coach, self.rules.scoring)
         made = copy.copy(self)
         made.coach, made._sandbox, made._sandbox_kind = coach, self._open_sandbox(), None
         made._workspace, made._attempt, made._rng = None, None, np.random.default_rng()
@@ -190,7 +195,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         number = int(self._rng.integers(2**31)) if seed is None else int(seed)
         task = self._pick_task((options or {}).get("task_id"), number)
         start = self._check_start((options or {}).get("start_role"))
-        await self._close_workspace()
+        await self._end_attempt()
         self._workspace = workspace = await self._open_sandbox().open(task.files)
         try:
             if start is not None:
@@ -217,8 +222,12 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         self._attempt = attempt
         self._start_agents(attempt.acting)
 
-    async def astep(self, action: Any) -> None:
-        """`step` in the caller's event loop."""
+    async def astep(self, action: Any, *, wait_for_scores: bool = True) -> None:
+        """`step` in the caller's event loop.
+
+        Without `wait_for_scores` the step that ends an episode leaves deferred scores to `scores`, so that
+        others can act while the coach thinks.
+        """
         if self._is_over():
             self._was_dead_step(action)
             return
@@ -226,21 +235,39 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         self._show(await self._running.play(text))
         if self.episode.stop_reason is not None:
             await self._close_workspace()
+            if wait_for_scores:
+                await self.scores()
         if self.render_mode == "human":
             self.render()
 
-    async def acut(self, reason: StopReason) -> None:
+    async def acut(self, reason: StopReason, *, wait_for_scores: bool = True) -> None:
         """`cut` in the caller's event loop: everything is truncated; what is there is graded."""
         if self._is_over():
             raise RuntimeError(f"{self.env_id}: the episode is over already")
         self._clear_rewards()
         self._end_agents(await self._running.end(reason))
-        self._update_infos(None)
+        self._update_infos(())
         await self._close_workspace()
+        if wait_for_scores:
+            await self.scores()
+
+    async def scores(self) -> tuple[float | None, ...]:
+        """The final score of each turn of the finished episode, None = unscored.
+
+        Waits for the coach and pays its scores out to the agents that are still there; after that it only
+        tells them again. Raises `RuntimeError` while the episode goes on, and whatever is wrong with the
+        coach itself; what `CoachError` says leaves a turn unscored.
+        """
+        if self._running.episode.stop_reason is None:
+            raise RuntimeError(f"{self.env_id}: scores() is for a finished episode")
+        paid = await self._running.settle()
+        if paid is not None:
+            self._pay(paid)
+        return tuple(turn.final_score for turn in self.episode.turns)
 
     async def aclose(self) -> None:
         """`close` in the caller's event loop."""
-        await self._close_workspace()
+        await self._end_attempt()
         if self._sandbox_kind is not None and self._sandbox is not None:
             sandbox, self._sandbox = self._sandbox, None
             await sandbox.close()
@@ -295,7 +322,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
         self._skip_agent_selection: str | None = None
         self.agent_selection = first
-        self._update_infos(None)
+        self._update_infos(())
 
     def _show(self, step: Step) -> None:
         self._cumulative_rewards[step.turn.agent] = 0.0
@@ -308,7 +335,16 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
             self._end_agents(step.stop)
         else:
             self.agent_selection = self._running.acting
-        self._update_infos(step)
+        self._update_infos(step.corrections)
+
+    def _pay(self, corrections: Sequence[Correction]) -> None:
+        """Scores that came after the last step belong to its rewards."""
+        for correction in corrections:
+            if correction.agent in self.agents:
+                self.rewards[correction.agent] += correction.delta
+                self._cumulative_rewards[correction.agent] += correction.delta
+        # The last action's score is no correction, as in the step of any other action.
+        self._update_infos([c for c in corrections if c.turn != self._running.closing])
 
     def _end_agents(self, reason: StopReason) -> None:
         natural = reason is StopReason.DONE
@@ -316,13 +352,13 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         self.truncations = dict.fromkeys(self.agents, not natural)
         self.agent_selection = self.agents[0]
 
-    def _update_infos(self, step: Step | None) -> None:
+    def _update_infos(self, corrections: Sequence[Correction]) -> None:
         for agent in self.agents:
             turns = [turn for turn in self.episode.turns if turn.agent == agent]
-            corrections = [c for c in step.corrections if c.agent == agent] if step else []
             self.infos[agent] = {
-                "unscored": bool(turns) and turns[-1].final_score is None,
-                "corrections": [(c.turn, c.delta) for c in corrections],
+                "unscored": bool(turns) and turns[-1].final_score is None and not turns[-1].pending,
+                "pending": any(turn.pending for turn in turns),
+                "corrections": [(c.turn, c.delta) for c in corrections if c.agent == agent],
             }
         if self.episode.stop_reason is None:
             messages = [{"role": m.role, "content": m.content} for m in self._running.messages]
@@ -352,6 +388,11 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
             self._sandbox = open_sandbox(kind, self.limits, self.packages, shared=shared)
         return self._sandbox
 
+    async def _end_attempt(self) -> None:
+        if self._attempt is not None and self._attempt.has_open_scores:
+            await self._attempt.abandon("the episode was left before the coach had answered")
+        await self._close_workspace()
+
     async def _close_workspace(self) -> None:
         workspace, self._workspace = self._workspace, None
         if workspace is None:
@@ -366,38 +407,6 @@ def large_files(tasks: Iterable[Task]) -> list[Path]:
     """The tasks' files that a sandbox should show instead of copying them for every episode."""
     files = dict.fromkeys(path for task in tasks for path in task.files.values())
     return [path for path in files if path.is_file() and path.stat().st_size > LARGE_FILE_BYTES]
-
-
-def _count() -> Box:
-    return Box(0, np.iinfo(np.int64).max, (), np.int64)
-
-
-def _observation_space() -> DictSpace:
-    # PettingZoo's tests demand arrays under keys called "observation" or "action_mask": none here.
-    return DictSpace({"prompt": FreeText(), "turn": _count(), "actions_left": _count()})
-
-
-def _check_team(team: Sequence[Role]) -> None:
-    names = [role.name for role in team]
-    if not names or len(set(names)) < len(names):
-        raise ConfigError(f"team: needs at least one role, each with its own name; got {names}")
-    for role in team:
-        if role.max_actions < 1:
-            raise ConfigError(f"max_actions of {role.name} must be at least 1, got {role.max_actions}")
-
-
-def _check_max_turns(max_turns: int | None, team: Sequence[Role]) -> int:
-    if max_turns is None:
-        num_actions = sum(role.max_actions for role in team)
-        return num_actions if all(role.next is None for role in team) else 4 * num_actions
-    if max_turns < 1:
-        raise ConfigError(f"max_turns must be at least 1, got {max_turns}")
-    return max_turns
-
-
-def _check_choice(name: str, value: object, known: Sequence[object]) -> None:
-    if value not in known:
-        raise ConfigError(f"{name}: unknown value {value!r}; known: {', '.join(map(repr, known))}")
 
 
 def _check_action(agent: str, action: Any) -> str:

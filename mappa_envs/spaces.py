@@ -1,4 +1,4 @@
-"""The space of free text: any Python string up to a length."""
+"""The space of free text, any Python string up to a length; and the observations that it is part of."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+from gymnasium.spaces import Dict as DictSpace
 
 MAX_CHARS = 2_000_000
 _SAMPLES = (
@@ -57,3 +60,14 @@ class FreeText(gymnasium.Space[str]):
         return isinstance(other, FreeText) and self.max_chars == other.max_chars
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def count_space() -> Box:
+    """A number of turns or actions."""
+    return Box(0, np.iinfo(np.int64).max, (), np.int64)
+
+
+def prompt_space() -> DictSpace:
+    """What an agent sees: its prompt as one string, the turns so far, its actions left."""
+    # PettingZoo's tests demand arrays under keys called "observation" or "action_mask": none here.
+    return DictSpace({"prompt": FreeText(), "turn": count_space(), "actions_left": count_space()})

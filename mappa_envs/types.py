@@ -92,11 +92,17 @@ class Artifact:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreRevision:
-    """A later action proved an earlier one better or worse than it looked."""
+    """A later action proved an earlier one better or worse than it looked.
+
+    `score` is the earlier turn's new score. With `cap` it is the most that the turn can still have: a score
+    that is lower stays, and a turn without a score stays unscored. That is for coaches that are not told the
+    earlier scores.
+    """
 
     turn: int
     score: float
     reason: str
+    cap: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +138,9 @@ class CoachScore:
             raise ValueError(f"score must be in [0, 10], got {self.score}")
         if self.blame and abs(sum(self.blame.values()) - 1) > 1e-6:
             raise ValueError(f"blame shares must sum to 1, got {dict(self.blame)}")
+        for name, share in (("raised", self.raised), ("lowered", self.lowered)):
+            if share is not None and not 0 <= share <= 1:
+                raise ValueError(f"{name} must be in [0, 1] or None, got {share}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +149,7 @@ class Turn:
 
     `tool` is None when the message held no code. `artifacts` are the acting role's required files
     after the action. `score` is the coach's verdict as given then (None: unscored, see
-    `unscored_reason`); `final_score` is the score after later corrections, which learning uses.
+    `unscored_reason`, or `pending`); `final_score` is the score after later corrections, which learning uses.
     """
 
     index: int
@@ -155,6 +164,11 @@ class Turn:
     unscored_reason: str | None = None
     sandbox_s: float = 0.0
     coach_s: float = 0.0
+
+    @property
+    def pending(self) -> bool:
+        """Whether the verdict is still to come. Never so in an episode whose scores were awaited."""
+        return self.score is None and self.final_score is None and self.unscored_reason is None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 All episodes run as coroutines. An agent's prompts wait until no other episode can still bring an earlier
 agent's prompt, then are sampled together (a turn barrier): which prompts share a batch depends on the
-episodes alone, not on timing, so a run repeats exactly.
+episodes alone, not on timing, so a run repeats exactly. An episode that only waits for its coach has left the
+barrier and given its sandbox back.
 """
 
 from __future__ import annotations
@@ -141,14 +142,17 @@ def collect(
         nonlocal done
         try:
             for _ in range(1 + MAX_INFRA_RETRIES):
-                rollout = await _play(plan, env, barrier, tokenizer, max_prompt_tokens, (seed, step))
-                if rollout.episode.stop_reason is not StopReason.INFRA:
-                    done += 1
-                    on_done(done, len(plans))
-                    return rollout
-            raise SandboxError(f"episode {plan.index}: the sandbox failed {MAX_INFRA_RETRIES + 1} times")
+                actions = await _play(plan, env, barrier, tokenizer, max_prompt_tokens, (seed, step))
+                if env.episode.stop_reason is not StopReason.INFRA:
+                    break
+            else:
+                raise SandboxError(f"episode {plan.index}: the sandbox failed {MAX_INFRA_RETRIES + 1} times")
         finally:
             barrier.leave()
+        await env.scores()
+        done += 1
+        on_done(done, len(plans))
+        return EpisodeRollout(index=plan.index, episode=env.episode, actions=actions)
 
     async def everything() -> list[EpisodeRollout]:
         try:
@@ -179,7 +183,8 @@ async def _play(
     tokenizer: ChatTokenizer,
     max_prompt_tokens: int,
     key: tuple[int, int],
-) -> EpisodeRollout:
+) -> tuple[Action, ...]:
+    """The whole episode but for scores that are still to come."""
     options = {"task_id": plan.task_id, "start_role": plan.start_role}
     await env.areset(seed=key[0] + plan.index, options=options)
     actions = []
@@ -187,10 +192,10 @@ async def _play(
         agent, turn = env.agent_selection, len(env.episode.turns)
         prompt = tokenizer.encode(env.infos[agent]["messages"])
         if len(prompt) > max_prompt_tokens:
-            await env.acut(StopReason.CONTEXT)
+            await env.acut(StopReason.CONTEXT, wait_for_scores=False)
             break
         request = GenerationRequest(agent=agent, prompt_ids=prompt, key=(*key, plan.index, turn))
         answer = await barrier.ask(request)
         actions.append(Action(agent=agent, turn=turn, prompt_ids=prompt, generation=answer))
-        await env.astep(tokenizer.decode(answer.token_ids))
-    return EpisodeRollout(index=plan.index, episode=env.episode, actions=tuple(actions))
+        await env.astep(tokenizer.decode(answer.token_ids), wait_for_scores=False)
+    return tuple(actions)

@@ -32,11 +32,11 @@ class SeatEnv(gymnasium.Env[dict[str, Any], str]):
     The observation is what the seat sees on its turn (after the end: what it would see if it acted now). The
     reward is score / 10 of the action, plus the corrections of the seat's earlier turns that came until now;
     over an episode the rewards sum to the seat's final scores / 10. `terminated` and `truncated` are the
-    environment's.
+    environment's. With scores that come at the end, the last step's reward is the sum.
 
-    `info` holds "messages" (the prompt as chat messages; not after the end), "unscored", "corrections"
-    (`[(turn, delta)]` of this step), and after the end "stop_reason", "outcome" and "success". An episode
-    with the stop reason "infra" ended because the sandbox failed: throw it away.
+    `info` holds "messages" (the prompt as chat messages; not after the end), "unscored", "pending",
+    "corrections" (`[(turn, delta)]` of this step), and after the end "stop_reason", "outcome" and "success".
+    An episode with the stop reason "infra" ended because the sandbox failed: throw it away.
 
     Parameters
     ----------

@@ -12,9 +12,9 @@ Entries of a step, all of shape [1, …]:
 | `messages`, `("text", "prompt")` | what that agent sees, as chat messages and as one string |
 | `turn`, `actions_left` | turns so far; how many the agent has left; int64 |
 | `("text", "response")` | the action: the agent's whole message |
-| `("next", "reward")` | score / 10 of the action; 0 where it is unscored; [1, 1] |
-| `("next", "scored")` | whether the coach scored the action; bool, [1, 1] |
-| `("next", "corrections")` | `[(turn, delta)]`: how the action changed the rewards of earlier turns |
+| `("next", "reward")` | score / 10 of the action; 0 where it is unscored, or scored at the end only; [1, 1] |
+| `("next", "scored")` | whether the coach has scored the action; bool, [1, 1] |
+| `("next", "corrections")` | `[(turn, delta)]`: rewards of earlier turns that changed, or came at the end |
 | `("next", "terminated" / "truncated" / "done")` | a natural end; a cut; either; bool, [1, 1] |
 | `("next", "outcome")` | of the finished episode, in [0, 1]; NaN where there is none; [1, 1] |
 | `("next", "stop_reason")` | why the episode ended, "" before; throw away what ended with "infra" |

@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
-from mappa_envs.types import Artifact, CoachScore, Episode, Outcome, Role, Task, Turn
+from mappa_envs.types import Artifact, CoachScore, Episode, Outcome, Role, StopReason, Task, Turn
+
+BUDGET_SPENT = "budget"
+"""The `unscored_reason` of actions that a coach did not look at because its budget is spent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoachRequest:
     """All the evidence about one action.
 
-    `turn` is the action under judgement, still unscored; `episode` holds the turns before it.
+    `turn` is the action under judgement, still unscored; `episode` holds the turns before it, with their
+    scores as far as this coach reads scores (see `Coach`).
     `before` and `after` give the state of every required file of the team, by path, around the
     action. `last_action` says that the role cannot act again. `outcome` is the metric report on the
     finished episode: None while it goes on, or where ground truth is off.
@@ -31,7 +35,11 @@ class CoachRequest:
 
 
 class Coach(Protocol):
-    """Anything with this method can coach."""
+    """Anything with this method can coach.
+
+    One that does not look at the scores of earlier turns says so with an attribute `reads_scores = False`.
+    Its requests hold none, and where scores are deferred they need not wait for the verdicts before them.
+    """
 
     async def score(self, request: CoachRequest) -> CoachScore:
         """Score one action. Raises `CoachError` when there is no usable verdict (unscored)."""
@@ -55,10 +63,14 @@ class EpisodeRequest:
     def action(self, index: int) -> CoachRequest:
         """What a coach would have been asked right after the action of that index.
 
-        Only the last action's request has the outcome.
+        The outcome is in the request of the action that ended the episode, if that was the end of the team's
+        work: elsewhere it is not that action's doing.
         """
         turns = self.episode.turns
         turn = turns[index]
+        stop, is_last = self.episode.stop_reason, index == len(turns) - 1
+        by_limit = stop in (StopReason.MAX_TURNS, StopReason.TIME) and turn.agent == self.team[-1].name
+        closes = is_last and (stop is StopReason.DONE or by_limit)
         return CoachRequest(
             task=self.task,
             team=self.team,
@@ -77,7 +89,7 @@ class EpisodeRequest:
             before=self.states[index],
             after=self.states[index + 1],
             last_action=turn.handed_over,
-            outcome=self.outcome if index == len(turns) - 1 else None,
+            outcome=self.outcome if closes else None,
         )
 
 
@@ -90,4 +102,13 @@ class HindsightCoach(Protocol):
 
         The scores are final: `revisions` are not looked at. Raises `CoachError` when nothing can be used.
         """
+        ...
+
+
+@runtime_checkable
+class CheckedCoach(Protocol):
+    """A coach that can be tried out before it is needed."""
+
+    async def check(self) -> None:
+        """Raises `UnavailableError` or `ConfigError`, which say what to do."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from mappa_envs.coach.base import CoachRequest
+from mappa_envs.coach.base import CoachRequest, EpisodeRequest
 from mappa_envs.errors import CoachError
 from mappa_envs.types import CoachScore
 
@@ -32,3 +32,13 @@ class FakeCoach:
         if isinstance(given, CoachScore):
             return given
         return CoachScore(score=float(given), reason="a fake score", model="fake")
+
+    async def score_episode(self, request: EpisodeRequest) -> list[CoachScore | None]:
+        """What `score` says of each action."""
+        scores: list[CoachScore | None] = []
+        for index in range(len(request.episode.turns)):
+            try:
+                scores.append(await self.score(request.action(index)))
+            except CoachError:
+                scores.append(None)
+        return scores

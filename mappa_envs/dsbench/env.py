@@ -21,7 +21,8 @@ Rewards
 The coach scores every action from 0 to 10; the acting agent gets score / 10. When a later action shows that
 an earlier one was better or worse than it looked, the earlier agent gets the difference, listed in
 `infos[agent]["corrections"]`. An action that the coach could not score gives 0, with
-`infos[agent]["unscored"]`; with `coach=None` that is every action.
+`infos[agent]["unscored"]`; with `coach=None` that is every action. With `scoring="deferred"` or `"hindsight"`
+rewards are 0, with `infos[agent]["pending"]`, until the last step pays them all.
 
 Outcome
 -------
@@ -89,7 +90,7 @@ class DSBenchEnv(PipelineEnv):
     prompt_style : "full", or "starter" for a very small model: short, with a script to start from.
     team : other roles in place of `dsbench_team(max_actions)`.
     options : those of `PipelineEnv`: coach, sandbox, limits, packages, visibility, handover, ground_truth
-        (here "final" unless set), max_turns, time_limit_s, render_mode.
+        (here "final" unless set), scoring, max_turns, time_limit_s, render_mode.
 
     Raises `ConfigError` on a senseless argument, `DataError` on tasks that cannot be used.
     """

@@ -11,11 +11,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from mappa_envs.coach import Coach, CoachRequest
 from mappa_envs.errors import SandboxError
 from mappa_envs.pipeline import PipelineEnv
 from mappa_envs.sandbox.base import Workspace
+from mappa_envs.scoring import Scoring
 from mappa_envs.testing import FakeCoach, FakeSandbox
-from mappa_envs.types import Artifact, Episode, Message, Outcome, Role, StopReason, Task, ToolResult
+from mappa_envs.types import (
+    Artifact,
+    CoachScore,
+    Episode,
+    Message,
+    Outcome,
+    Role,
+    StopReason,
+    Task,
+    ToolResult,
+)
 from mappa_envs.view import View
 from mappa_train.rollout import EpisodePlan, collect, plan_step
 from mappa_train.types import EpisodeRollout, Generation, GenerationRequest
@@ -47,9 +59,9 @@ class TwoEnv(PipelineEnv):
         await self._wait()
         await super().areset(seed, options)
 
-    async def astep(self, action: Any) -> None:
+    async def astep(self, action: Any, *, wait_for_scores: bool = True) -> None:
         await self._wait()
-        await super().astep(action)
+        await super().astep(action, wait_for_scores=wait_for_scores)
 
     def build_messages(self, view: View) -> Sequence[Message]:
         said = " ".join(turn.action for turn in view.handovers)
@@ -113,11 +125,16 @@ def run(
     engine: FakeEngine,
     delays: Sequence[Sequence[float]] = ((0.0,),),
     script: Callable[..., ToolResult] | None = None,
+    coach: Coach | None = None,
+    scoring: Scoring = "deferred",
     **options: Any,
 ) -> list[EpisodeRollout]:
-    sandbox = FakeSandbox(script=script)
-    coach = FakeCoach(lambda request: len(request.turn.action) % 11)
-    envs = [TwoEnv(delays[k % len(delays)], coach=coach, sandbox=sandbox) for k in range(len(plans))]
+    settings: dict[str, Any] = {
+        "sandbox": FakeSandbox(script=script),
+        "coach": coach or FakeCoach(lambda request: len(request.turn.action) % 11),
+        "scoring": scoring,
+    }
+    envs = [TwoEnv(delays[k % len(delays)], **settings) for k in range(len(plans))]
     rollouts, _ = collect(
         plans,
         envs=envs,
@@ -196,12 +213,12 @@ def test_progress_counts_episodes() -> None:
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
-def failing(times: int) -> Callable[..., ToolResult]:
-    """A sandbox that breaks on the first `times` runs of episode 1."""
+def failing(times: int, turn: int = 0) -> Callable[..., ToolResult]:
+    """A sandbox that breaks on the first `times` runs of this turn of episode 1."""
     left = [times]
 
     def script(blocks: Sequence[str], files: dict[str, bytes]) -> ToolResult:
-        if "[7, 3, 1," in blocks[0] and left[0]:
+        if f"[7, 3, 1, {turn}," in blocks[0] and left[0]:
             left[0] -= 1
             raise SandboxError("the worker is gone")
         return ToolResult(stdout="done")
@@ -234,6 +251,57 @@ def test_an_error_of_the_engine_comes_out_as_it_is() -> None:
 
     with pytest.raises(RuntimeError, match="out of memory"):
         run(make_plans([None] * 3), FakeEngine(fail))
+
+
+class AnswersLate:
+    """A coach that answers nothing before `open`, which any thread may call."""
+
+    def __init__(self) -> None:
+        self._is_open = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def open(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._is_open.set)
+
+    async def score(self, request: CoachRequest) -> CoachScore:
+        self._loop = asyncio.get_running_loop()
+        await asyncio.wait_for(self._is_open.wait(), 20)
+        return CoachScore(score=request.turn.index + 3.0, reason="late")
+
+
+def test_nobody_waits_for_an_episode_that_only_waits_for_its_coach() -> None:
+    """The coach answers when the engine has the last prompt: that of an episode that had to begin again."""
+    coach, told = AnswersLate(), list[int]()
+    engine = FakeEngine(lambda call: coach.open() if call == 4 else None)
+    rollouts = run(
+        make_plans([None] * 3),
+        engine,
+        script=failing(1, turn=1),
+        coach=coach,
+        on_done=lambda done, total: told.append(done),
+    )
+    keys = [[r.key[2:] for r in batch] for batch in engine.batches]
+    assert keys[:2] == [[(k, turn) for k in range(3)] for turn in (0, 1)]
+    assert keys[2:] == [[(1, 0)], [(1, 1)]]
+    assert [[t.final_score for t in r.episode.turns] for r in rollouts] == [[3.0, 4.0]] * 3
+    assert told == [1, 2, 3]
+
+
+@pytest.mark.parametrize("scoring", ["deferred", "hindsight"])
+def test_late_scores_are_those_of_inline(scoring: Scoring) -> None:
+    plans = make_plans([None, TEAM[1], None])
+    late, inline = FakeEngine(), FakeEngine()
+    assert facts(run(plans, late, scoring=scoring)) == facts(run(plans, inline, scoring="inline"))
+    assert [len(batch) for batch in late.batches] == [len(batch) for batch in inline.batches]
+
+
+def test_a_bug_of_the_coach_ends_the_run() -> None:
+    def broken(request: CoachRequest) -> float:
+        raise KeyError("a bug of the coach")
+
+    with pytest.raises(KeyError, match="a bug"):
+        run(make_plans([None] * 3), FakeEngine(), coach=FakeCoach(broken))
 
 
 def plan(step: int = 1, **changes: Any) -> list[EpisodePlan]:

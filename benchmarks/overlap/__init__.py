@@ -1,0 +1,1 @@
+"""Whether a slow coach slows a rollout down."""

@@ -1,0 +1,69 @@
+"""How a team takes turns and is scored, checked when it is set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mappa_envs.errors import ConfigError
+from mappa_envs.scoring import Scoring
+from mappa_envs.types import Role
+from mappa_envs.view import Visibility
+
+Handover = Literal["artifacts", "message"]
+GroundTruth = Literal["final", "off"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """`PipelineEnv` documents each. Raises `ConfigError` on a senseless one."""
+
+    team: tuple[Role, ...]
+    max_turns: int
+    time_limit_s: float | None
+    visibility: Visibility
+    handover: Handover
+    ground_truth: GroundTruth
+    scoring: Scoring
+
+    def __post_init__(self) -> None:
+        names = [role.name for role in self.team]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"team: needs at least one role, each with its own name; got {names}")
+        for role in self.team:
+            if role.max_actions < 1:
+                raise ConfigError(f"max_actions of {role.name} must be at least 1, got {role.max_actions}")
+        if self.max_turns < 1:
+            raise ConfigError(f"max_turns must be at least 1, got {self.max_turns}")
+        check_choice("visibility", self.visibility, get_args(Visibility))
+        check_choice("handover", self.handover, get_args(Handover))
+        check_choice("ground_truth", self.ground_truth, get_args(GroundTruth))
+        check_choice("scoring", self.scoring, get_args(Scoring))
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The required files of the whole team."""
+        return tuple(dict.fromkeys(path for role in self.team for path in role.required))
+
+    def role(self, name: str) -> Role:
+        for role in self.team:
+            if role.name == name:
+                return role
+        raise KeyError(f"no agent {name!r}; the team is {', '.join(role.name for role in self.team)}")
+
+    def upstream(self, name: str) -> tuple[Role, ...]:
+        """The roles before this one in the list."""
+        return self.team[: self.team.index(self.role(name))]
+
+
+def most_turns(team: Sequence[Role]) -> int:
+    """All actions that the team has; four times as many if a role names who follows."""
+    num_actions = sum(role.max_actions for role in team)
+    return num_actions if all(role.next is None for role in team) else 4 * num_actions
+
+
+def check_choice(name: str, value: object, known: Sequence[object]) -> None:
+    """Raise `ConfigError` if the value is none of the known ones."""
+    if value not in known:
+        raise ConfigError(f"{name}: unknown value {value!r}; known: {', '.join(map(repr, known))}")
