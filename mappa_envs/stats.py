@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -49,3 +50,48 @@ def bootstrap_interval(
     tail = (1 - level) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlation:
+    """Spearman's ρ of `num` pairs with its 95 % interval, None where there is too little to draw again."""
+
+    value: float
+    low: float | None
+    high: float | None
+    num: int
+
+
+def rank_correlation(
+    groups: Sequence[Sequence[tuple[float, float]]], *, draws: int = 2000, level: float = 0.95, seed: int = 0
+) -> Correlation | None:
+    """Spearman's ρ over the pairs of all groups (tasks), its interval by drawing whole groups again.
+
+    Ties get mid-ranks. The draws weight the ranks of the whole sample instead of ranking each draw anew: for
+    one pass over the data, a matrix product does all draws. One group alone is resampled pair by pair. None
+    of fewer than three pairs, or where one side never varies.
+    """
+    import numpy as np
+    from scipy.stats import rankdata
+
+    filled = [list(group) for group in groups if len(group)]
+    if len(filled) == 1:
+        filled = [[pair] for pair in filled[0]]
+    pairs = np.array([pair for group in filled for pair in group], dtype=np.float64).reshape(-1, 2)
+    if len(pairs) < 3 or (pairs == pairs[0]).all(axis=0).any():
+        return None
+    x, y = (rankdata(column) - (len(pairs) + 1) / 2 for column in pairs.T)
+    starts = np.cumsum([0, *(len(group) for group in filled[:-1])])
+    sums = np.add.reduceat(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y]), starts, axis=1)
+    share = np.full(len(filled), 1 / len(filled))
+    drawn = np.random.default_rng(seed).multinomial(len(filled), share, size=draws) @ sums.T
+    count, a, b, aa, bb, ab = np.vstack([sums.sum(axis=1), drawn]).T
+    spread = np.maximum(aa - a * a / count, 0.0) * np.maximum(bb - b * b / count, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.where(spread > 1e-9, (ab - a * b / count) / np.sqrt(spread), np.nan)
+    defined = np.clip(found[1:][np.isfinite(found[1:])], -1.0, 1.0)
+    low = high = None
+    if 2 * len(defined) > draws:
+        tail = (1 - level) / 2
+        low, high = (float(edge) for edge in np.quantile(defined, [tail, 1 - tail]))
+    return Correlation(value=float(np.clip(found[0], -1.0, 1.0)), low=low, high=high, num=len(pairs))

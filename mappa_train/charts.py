@@ -1,8 +1,9 @@
-"""Line charts as inline SVG, for `report.html`: no script, colours from the page's style sheet."""
+"""Texts and line charts for `report.html`: inline SVG, no script, colours from the page's style sheet."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -11,6 +12,15 @@ NUM_COLOURS = 6
 _WIDTH, _HEIGHT = 420.0, 210.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 10.0, 10.0, 26.0
 _MAX_POINTS = 300
+# Control characters, and marks that turn the direction of text or hide it.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+
+
+def text(value: object) -> str:
+    """Any value as harmless HTML text."""
+    return escape(_UNSEEN.sub("", str(value)))
 
 
 def chart(

@@ -15,25 +15,22 @@ import sys
 import tomllib
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import IO, Any
 
+from mappa_envs.errors import DataError
 from mappa_envs.evaluation import artifact_rate
 from mappa_envs.types import Artifact, Episode, ToolResult, Turn
-from mappa_train.charts import Points, chart
+from mappa_train.charts import Points, chart, text
 from mappa_train.checkpoint import RunFolder
-from mappa_train.files import write_atomically
+from mappa_train.files import first_line, write_atomically
+from mappa_train.trust import trust_section
 
 EPISODES_PER_STEP = 20
 MAX_CHARS = 6000
 """Longest text shown of one message or output; head and tail are kept."""
 
 Line = Mapping[str, Any]
-# Control characters, and marks that turn the direction of text or hide it.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
-)
 _LINE = re.compile(rb'\{"step": (\d+), "index": (\d+), "episode": ')
 
 
@@ -49,6 +46,7 @@ def write_report(run: Path) -> Path:
         title=text(f"{run.resolve().name}"),
         summary=_summary(settings, resolved, lines),
         comparison=_comparison(run, lines),
+        trust=trust_section(lines, lambda step: read_episodes(run, step)),
         evaluation=_evaluation(run),
         charts="".join(_charts(lines)) or '<p class="soft">No step is finished yet.</p>',
         episodes="".join(_section(step, episodes) for step, episodes in chosen.items()),
@@ -74,11 +72,6 @@ def _template() -> string.Template:
     return string.Template(Path(__file__).with_name("report.html").read_text())
 
 
-def text(value: object) -> str:
-    """Any value as harmless HTML text."""
-    return escape(_UNSEEN.sub("", str(value)))
-
-
 def read_episodes(run: Path, step: int) -> list[Episode]:
     """All episodes of a step, in their order in the file; [] if there are none."""
     return [episode for _, episode in read_numbered_episodes(run, step)]
@@ -97,6 +90,28 @@ def read_numbered_episodes(run: Path, step: int, limit: int | None = None) -> li
                 break
             found.append((int(head[2]), Episode.from_json(line[head.end() : -2].decode())))
     return found
+
+
+def all_episodes(run: Path) -> Iterator[tuple[int, int, Episode]]:
+    """Every episode of a run with its step and index, in the order of the file; one half written is left out.
+
+    Raises `DataError` if there is none, or at a line that is no episode.
+    """
+    path = RunFolder(run).episodes_path
+    if not path.is_file() or not path.stat().st_size:
+        raise DataError(f"{run}: it has no episodes yet; train for a step first")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            head = _LINE.match(line)
+            try:
+                if head is None:
+                    raise ValueError("it does not begin with step and index")
+                episode = Episode.from_json(line[head.end() : -2].decode())
+            except ValueError as error:
+                raise DataError(f"{path}, line {number}: no episode: {first_line(error)}") from None
+            yield int(head[1]), int(head[2]), episode
 
 
 def _lines_from(file: IO[bytes], size: int, step: int) -> Iterator[bytes]:
@@ -227,6 +242,13 @@ def _charts(lines: Sequence[Line]) -> Iterator[str]:
     yield chart("Learning rate", each("lr/", agents), low=0)
     yield chart("Length of actions, tokens", each("length/", agents), low=0)
     yield chart("Tokens a second while sampling", {"tokens/s": points("throughput/tokens_per_s")}, low=0)
+    yield chart(
+        "Coach: rank correlation with the outcome",
+        {"all actions": points("coach/outcome_corr")},
+        low=-1,
+        high=1,
+    )
+    yield chart("Coach: drift of scores from the first steps, in deviations", each("coach/drift/", agents))
     yield chart("Seconds of a step", each("time/", ["rollout", "learn", "sync"]), low=0)
 
 

@@ -1,0 +1,147 @@
+"""What each command takes on the command line. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, get_args
+
+from mappa_envs.errors import ConfigError
+from mappa_train.config import COACH_OPTIONS, PRESETS, Config, field_types
+
+COMMANDS = ("train", "sft", "resume", "eval", "view", "export", "coach", "doctor")
+_EPILOG = """commands (default: train):
+  train              start a run
+  sft                warm start: imitate the scripted expert, or given actions, before learning (--init)
+  resume RUN         continue a run from its newest checkpoint
+  eval RUN           measure a checkpoint on tasks that were not trained on
+  view RUN           rebuild report.html and open it
+  export RUN         actions as data for fine-tuning: --format sft or dpo
+  coach fit RUN ...  calibrate a coach on the outcomes of runs
+  doctor             what works on this machine, and what to do about the rest
+
+`python -m mappa_train COMMAND --help` tells more."""
+
+
+_SFT_SETTINGS = (
+    *("env", "tasks", "split", "max_tasks", "model", "policy", "lora_rank", "lora_alpha", "sandbox", "seed"),
+    *("max_actions", "prompt_style", "visibility", "handover", "max_new_tokens", "token_budget", "out"),
+    *("lr", "weight_decay", "max_grad_norm", "epochs"),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises `ConfigError` on bad input instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see: {self.prog} --help")
+
+
+def make_parser(command: str) -> Parser:
+    """The parser of one of `COMMANDS`."""
+    if command == "train":
+        return _train_parser()
+    words = {
+        "sft": "Fine-tune every agent on the scripted expert's actions, or on those of --data: where a run "
+        "can begin (--init). Give both commands the same model, prompt and length settings.",
+        "resume": "Continue a run from its newest checkpoint.",
+        "eval": "Measure a checkpoint of a run: whole pipelines, without learning and without a coach. "
+        "The figures are printed, written to RUN/eval-<split>-step-<N>.json and shown in RUN/report.html.",
+        "view": "Rebuild a run's report.html and open it in the browser.",
+        "export": "Write a run's actions as training data for other tools: one JSON-lines file an agent.",
+        "coach": "Fit a calibration of the runs' coach: what its scores proved to be worth in outcomes. "
+        "Tables show its bias, and the correlation with the outcome before and after.",
+        "doctor": "Try out what a run needs: sandbox, model, coach, GPU, disk. Exit 1 if something is amiss.",
+    }
+    parser = Parser(prog=f"python -m mappa_train {command}", description=words[command], allow_abbrev=False)
+    if command == "coach":
+        from mappa_train import coach_fit
+
+        coach_fit.add_arguments(parser)
+    elif command == "sft":
+        parser.add_argument(
+            "--data",
+            type=Path,
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="imitate these actions, not the expert's: a file of `export --format sft`; may be repeated",
+        )
+        parser.set_defaults(preset=None, config=None)
+        _add_settings(parser, lambda name: name in _SFT_SETTINGS)
+    elif command == "doctor":
+        parser.set_defaults(preset=None, config=None)
+        _add_settings(parser, lambda name: name == "coach" or name.removeprefix("coach_") in COACH_OPTIONS)
+    else:
+        parser.add_argument("run", metavar="RUN", help="the run folder")
+    if command == "export":
+        from mappa_train import export
+
+        export.add_arguments(parser)
+    if command == "eval":
+        parser.add_argument(
+            "--step", type=_count, metavar="N", help="the checkpoint of this step; default: the newest"
+        )
+        parser.add_argument(
+            "--split", default="test", help="the tasks to measure on: train, val or test (default)"
+        )
+        parser.add_argument("--episodes", type=_count, default=64, metavar="N", help="how many; default 64")
+        parser.add_argument(
+            "--json",
+            type=_new_file,
+            metavar="FILE",
+            help="write the figures here, too; they are always in RUN",
+        )
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1")
+    return int(text)
+
+
+def _new_file(text: str) -> Path:
+    path = Path(text).expanduser()
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: must be a file in a folder that exists")
+    return path
+
+
+def _train_parser() -> Parser:
+    parser = Parser(
+        prog="python -m mappa_train",
+        description="Train a team of language-model agents with a coach that scores every action.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--preset", help="start from a preset: " + ", ".join(_presets()))
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="a TOML file of settings, as config.toml of a run"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show settings and plan; train nothing, write nothing"
+    )
+    _add_settings(parser, lambda name: True)
+    return parser
+
+
+def _add_settings(parser: Parser, chosen: Callable[[str], bool]) -> None:
+    types = field_types()
+    for item in dataclasses.fields(Config):
+        if not chosen(item.name):
+            continue
+        choices = get_args(types[item.name])
+        metavar = "{" + ",".join(choices) + "}" if choices else types[item.name].__name__.upper()
+        text = f"{item.metadata['help']} Default: {item.default!r}.".replace("%", "%%")
+        # Values stay texts here: `resolve` parses and checks those of every source alike.
+        parser.add_argument(
+            "--" + item.name.replace("_", "-"), metavar=metavar, help=text, default=argparse.SUPPRESS
+        )
+
+
+def _presets() -> list[str]:
+    return sorted(item.stem for item in PRESETS.glob("*.toml"))
