@@ -323,28 +323,42 @@ def _grouped(episodes: Sequence[Episode], key: str) -> list[tuple[str, list[Epis
 
 # How a table looks. Names of tasks are not ours: `Text` is never read as markup.
 
+MAX_COLUMNS = 4
+"""Of task types side by side, all of them together included; more are one below the other."""
+_FAIR = "; fair: a failed run counts as accuracy 0.5, f1 0, error 50 %"
+
 
 def _summary(table: EvalTable) -> Table:
     from rich.table import Table
 
     rows = (table.overall, *table.task_types)
+    cells = [_summary_cells(row, table.overall.figures) for row in rows]
+    names, titles = [_plain(row.name) for row in rows], [_title(title) for title in cells[0]]
+    values = [list(row.values()) for row in cells]
+    if len(rows) > MAX_COLUMNS:
+        columns, lines = titles, list(zip(names, values, strict=True))
+    else:
+        columns, lines = names, [(title, list(v)) for title, *v in zip(titles, *values, strict=True)]
     shown = Table("")
-    for row in rows:
-        shown.add_column(_plain(row.name), justify="right")
-    shown.add_row("episodes", *(str(row.num_episodes) for row in rows))
-    shown.add_row("tasks", *(str(row.num_tasks) for row in rows))
-    shown.add_row(
-        "success, %", *(_plain(_interval(row.success_rate, row.success_interval, 100)) for row in rows)
-    )
-    shown.add_row("outcome (0–1)", *(_plain(_interval(row.outcome, row.outcome_interval)) for row in rows))
-    shares = (None if row.valid_artifacts is None else 100 * row.valid_artifacts for row in rows)
-    shown.add_row("valid files, %", *(_number(share) for share in shares), end_section=True)
-    for name in table.overall.figures:
-        shown.add_row(_title(name), *(_number(row.figures.get(name)) for row in rows))
-    shown.caption = _plain(
-        "[low, high]: 95 % intervals; fair: a failed run counts as accuracy 0.5, f1 0, error 50 %"
-    )
+    for name in columns:
+        shown.add_column(name, justify="right")
+    for title, line in lines:
+        shown.add_row(title, *line)
+    fair = _FAIR if "fair_f1" in table.overall.figures else ""
+    shown.caption = _plain(f"[low, high]: 95 % intervals{fair}")
     return shown
+
+
+def _summary_cells(row: EvalRow, figures: Mapping[str, float | None]) -> dict[str, Text]:
+    valid = None if row.valid_artifacts is None else 100 * row.valid_artifacts
+    return {
+        "episodes": _plain(str(row.num_episodes)),
+        "tasks": _plain(str(row.num_tasks)),
+        "success, %": _plain(_interval(row.success_rate, row.success_interval, 100)),
+        "outcome (0–1)": _plain(_interval(row.outcome, row.outcome_interval)),
+        **({} if valid is None else {"valid files, %": _plain(_number(valid))}),
+        **{name: _plain(_number(row.figures.get(name))) for name in figures},
+    }
 
 
 def _by_task(table: EvalTable, task_type: str) -> Table:
