@@ -2,6 +2,7 @@
 
 runs/NAME/config.toml  metrics.jsonl  episodes.jsonl  run.log  report.html  tensorboard/
           checkpoints/step-000010/<agent>/…  state.pt  manifest.json
+          start/<agent>/…  where the policies began, if not at the model itself
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class RunFolder:
         self.report_path = path / "report.html"
         self.events_path = path / "tensorboard"
         self.checkpoints_path = path / "checkpoints"
+        self.start_path = path / "start"
         self._lock: IO[bytes] | None = None
 
     @classmethod
@@ -140,7 +142,7 @@ class RunFolder:
             if path.is_file():
                 os.truncate(path, _end_of_step(path, step))
         for later in (number for number in self.steps() if number > step):
-            shutil.rmtree(self._step_path(later))
+            shutil.rmtree(self.checkpoint_path(later))
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, ascending."""
@@ -155,7 +157,8 @@ class RunFolder:
         """The step of the newest checkpoint, None if there is none."""
         return max(self.steps(), default=None)
 
-    def _step_path(self, step: int) -> Path:
+    def checkpoint_path(self, step: int) -> Path:
+        """The folder of a step's checkpoint, whether it is there or not."""
         return self.checkpoints_path / f"step-{step:06d}"
 
     def save(self, step: int, files: Mapping[str, Callable[[Path], None]], state: Mapping[str, Any]) -> Path:
@@ -175,7 +178,7 @@ class RunFolder:
                     write(scratch / agent)
                 torch.save(dict(state), scratch / STATE)
                 _write_manifest(scratch, step, sorted(files))
-                final = self._step_path(step)
+                final = self.checkpoint_path(step)
                 if final.exists():
                     shutil.rmtree(final)
                 scratch.chmod(0o755)
@@ -199,7 +202,7 @@ class RunFolder:
         step = have[-1] if step is None else step
         if step not in have:
             raise ConfigError(f"{self.path}: no checkpoint of step {step}; there are {_ranges(have)}")
-        folder = self._step_path(step)
+        folder = self.checkpoint_path(step)
         manifest = json.loads((folder / MANIFEST).read_text())
         for name, facts in manifest["files"].items():
             file = folder / name
@@ -214,8 +217,11 @@ class RunFolder:
         return Checkpoint(step=step, folder=folder, agents=agents, state=state)
 
 
-def planned_path(config: Config, now: datetime.datetime | None = None) -> Path:
-    """Where a new run of these settings goes. Raises `ConfigError` if something is there."""
+def planned_path(config: Config, now: datetime.datetime | None = None, kind: str = "") -> Path:
+    """Where a new run of these settings goes. Raises `ConfigError` if something is there.
+
+    `kind` begins the name where `config.out` does not give one.
+    """
     if config.out:
         path = Path(config.out).expanduser()
         if path.exists() and (not path.is_dir() or any(item.name != ".lock" for item in path.iterdir())):
@@ -227,7 +233,7 @@ def planned_path(config: Config, now: datetime.datetime | None = None) -> Path:
             )
         return path
     moment = now or datetime.datetime.now()
-    name = f"{config.env.replace('/', '-')}-{moment:%Y%m%d-%H%M%S}-{config.seed}"
+    name = f"{kind}{config.env.replace('/', '-')}-{moment:%Y%m%d-%H%M%S}-{config.seed}"
     path = Path("runs") / name
     number = 1
     while path.exists():  # two runs begun in the same second

@@ -1,14 +1,16 @@
 """Each agent's own trainable weights, and the frozen reference they are kept close to.
 
-`LoRAPolicies`: one frozen base in memory, one adapter an agent; the reference is the base, which is where
-the policies begin. `FullPolicies`: own weights for each agent and one frozen copy.
+`LoRAPolicies`: one frozen base in memory, one adapter an agent; the reference is the base, or a frozen
+copy of the adapter that the agent began with. `FullPolicies`: own weights for each agent and a frozen copy.
 The model is used through `hidden` and `head` only, so that logits are made for response tokens alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +20,9 @@ from torch import Tensor, nn
 from mappa_envs.errors import ConfigError, boundary
 from mappa_train.engine.cache import use_grouped_attention
 from mappa_train.packing import Pack
+
+_FROZEN = "start_of_"
+"""Begins the name of the adapter that an agent began with."""
 
 
 def pick_device() -> torch.device:
@@ -65,8 +70,12 @@ class Policies(Protocol):
         """The agent's model, its weights alone trainable. Not between a forward and its backward."""
         ...
 
-    def reference(self) -> contextlib.AbstractContextManager[Any]:
-        """The frozen model that π_ref is, while the context lasts."""
+    def reference(self, agent: str) -> contextlib.AbstractContextManager[Any]:
+        """The frozen model that the agent's π_ref is, while the context lasts."""
+        ...
+
+    def freeze_reference(self) -> None:
+        """From now on π_ref is what the policies are at this moment. Once at most."""
         ...
 
     def parameters(self, agent: str) -> list[nn.Parameter]:
@@ -101,20 +110,19 @@ class LoRAPolicies:
         device = pick_device()
         torch.manual_seed(seed)
         base = load_model(folder, torch.bfloat16, device)
-
-        def config() -> Any:
-            return LoraConfig(
-                r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
-            )
-
-        self._model: Any = get_peft_model(base, config(), adapter_name=self.agents[0])
+        self._adapter = partial(
+            LoraConfig,
+            r=rank,
+            lora_alpha=alpha,
+            lora_dropout=0.0,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
+        self._model: Any = get_peft_model(base, self._adapter(), adapter_name=self.agents[0])
         for agent in self.agents[1:]:
-            self._model.add_adapter(agent, config())
+            self._model.add_adapter(agent, self._adapter())
         self._model.eval()
-        for module in self._model.modules():
-            if hasattr(module, "cast_input_dtype_enabled"):
-                # Under autocast the cast of every input to fp32 and back would only cost time.
-                module.cast_input_dtype_enabled = False
+        self._save_casts()
         # Built once from explicit names: set_adapter flips requires_grad, so no filter on that is safe.
         self._parameters = {
             agent: [p for name, p in self._model.named_parameters() if f".{agent}." in name]
@@ -124,6 +132,13 @@ class LoRAPolicies:
         self._sampler: Any = load_model(folder, dtype, device).requires_grad_(False)
         use_grouped_attention(self._sampler)
         self._merge = self._find_merges()
+        self._frozen = False
+
+    def _save_casts(self) -> None:
+        for module in self._model.modules():
+            if hasattr(module, "cast_input_dtype_enabled"):
+                # Under autocast the cast of every input to fp32 and back would only cost time.
+                module.cast_input_dtype_enabled = False
 
     def _find_merges(self) -> list[tuple[nn.Parameter, Tensor, Any]]:
         modules = dict(self._sampler.named_modules())
@@ -139,9 +154,25 @@ class LoRAPolicies:
         return self._model
 
     @contextlib.contextmanager
-    def reference(self) -> Iterator[Any]:
-        with self._model.disable_adapter():
+    def reference(self, agent: str) -> Iterator[Any]:
+        if not self._frozen:
+            with self._model.disable_adapter():
+                yield self._model
+            return
+        self._model.set_adapter(_FROZEN + agent)
+        try:
             yield self._model
+        finally:
+            self._model.set_adapter(agent)
+
+    def freeze_reference(self) -> None:
+        from peft import set_peft_model_state_dict
+
+        for agent in self.agents:
+            self._model.add_adapter(_FROZEN + agent, self._adapter())
+            set_peft_model_state_dict(self._model, self.state(agent), adapter_name=_FROZEN + agent)
+        self._save_casts()
+        self._frozen = True
 
     def parameters(self, agent: str) -> list[nn.Parameter]:
         return self._parameters[agent]
@@ -167,21 +198,27 @@ class LoRAPolicies:
 
 
 class FullPolicies:
-    """A whole fp32 model for each agent, and a frozen copy as the reference."""
+    """A whole fp32 model for each agent, and frozen copies as reference: one, if all begin alike."""
 
     def __init__(self, folder: Path, agents: Sequence[str]) -> None:
         self.agents = tuple(agents)
         device = pick_device()
         self._models = {agent: load_model(folder, torch.float32, device) for agent in self.agents}
         # fp32 like the policies: only then is the KL exactly 0 before the first update.
-        self._reference = load_model(folder, torch.float32, device).requires_grad_(False)
+        reference = load_model(folder, torch.float32, device).requires_grad_(False)
+        self._reference = dict.fromkeys(self.agents, reference)
 
     def activate(self, agent: str) -> Any:
         return self._models[agent]
 
     @contextlib.contextmanager
-    def reference(self) -> Iterator[Any]:
-        yield self._reference
+    def reference(self, agent: str) -> Iterator[Any]:
+        yield self._reference[agent]
+
+    def freeze_reference(self) -> None:
+        self._reference = {
+            agent: copy.deepcopy(model).requires_grad_(False) for agent, model in self._models.items()
+        }
 
     def parameters(self, agent: str) -> list[nn.Parameter]:
         return list(self._models[agent].parameters())

@@ -51,6 +51,11 @@ class ChatTokenizer:
         )
         return torch.tensor(encoded["input_ids"], dtype=torch.int64)
 
+    def encode_action(self, text: str) -> Tensor:
+        """The ids of an action to imitate, the stop token included: int64 [r]."""
+        ids = self._tokenizer.encode(self._special.sub(" ", text), add_special_tokens=False)
+        return torch.tensor([*ids, self._tokenizer.eos_token_id], dtype=torch.int64)
+
     def decode(self, ids: Tensor) -> str:
         """The text of a sampled action, without the stop token."""
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))

@@ -1,0 +1,52 @@
+"""Where a run's policies begin, if not at the model itself: at what `sft` or another run has made.
+
+The weights are copied into the run folder (`start/<agent>/`), so that a run can be resumed without the one
+that it began from.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from mappa_envs.errors import ConfigError
+from mappa_train.checkpoint import MANIFEST, RunFolder
+from mappa_train.config import Config
+
+_LORA = ("lora_rank", "lora_alpha")
+
+
+def find_start(config: Config, agents: Sequence[str]) -> Path | None:
+    """The checkpoint folder that `--init` names, or a run's newest; None without `--init`.
+
+    Raises `ConfigError` where there is none, or its weights are not those of this run's policies.
+    """
+    if not config.init:
+        return None
+    given = Path(config.init).expanduser()
+    if (given / MANIFEST).is_file():
+        checkpoint, run = given, RunFolder.open(given.parent.parent)
+    else:
+        run = RunFolder.open(given if given.is_dir() else Path("runs") / config.init)
+        latest = run.latest()
+        if latest is None:
+            raise ConfigError(f"--init {config.init}: the run has no checkpoint to begin from")
+        checkpoint = run.checkpoint_path(latest)
+    theirs = run.config()
+    for name in ("model", "policy") if config.policy == "full" else ("model", "policy", *_LORA):
+        mine, other = getattr(config, name), getattr(theirs, name)
+        if mine != other:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"--init {config.init}: made with {flag} {other}, but this run has {mine}")
+    known = json.loads((checkpoint / MANIFEST).read_text())["agents"]
+    if missing := [agent for agent in agents if agent not in known]:
+        raise ConfigError(f"--init {config.init}: no weights of {missing[0]}; it has {', '.join(known)}")
+    return checkpoint
+
+
+def copy_start(checkpoint: Path, agents: Sequence[str], run: RunFolder) -> None:
+    """Keep each agent's weights of a checkpoint as the start of a run."""
+    for agent in agents:
+        shutil.copytree(checkpoint / agent, run.start_path / agent)

@@ -1,0 +1,149 @@
+"""Warm start: who learns what from which actions; and where learning begins and what it stays close to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import AGENTS, make_config, make_model, make_policies, make_samples, weights
+
+from mappa_envs.errors import ConfigError, DataError
+from mappa_train.checkpoint import RunFolder
+from mappa_train.config import Config, resolve
+from mappa_train.learner import Learner
+from mappa_train.packing import Sample
+from mappa_train.policies import FullPolicies
+from mappa_train.sft import fit, mean_loss, read_examples
+from mappa_train.start import copy_start, find_start
+from mappa_train.tokens import ChatTokenizer
+from mappa_train.trainer import WEIGHTS, save_weights
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def some_samples(folder: Path) -> list[Sample]:
+    tokenizer = ChatTokenizer(folder)
+    return [
+        Sample(
+            prompt=tokenizer.encode([{"role": "user", "content": f"w{k} w{k + 1}"}]),
+            response=tokenizer.encode_action(f"w{k + 2} w{k + 3} w{k + 4}"),
+        )
+        for k in range(5)
+    ]
+
+
+def test_an_action_ends_with_the_stop_token(folder: Path) -> None:
+    tokenizer = ChatTokenizer(folder)
+    ids = tokenizer.encode_action("w1 <end> w2")
+    assert int(ids[-1]) in tokenizer.stop_ids
+    assert not {*ids[:-1].tolist()} & set(tokenizer.stop_ids)
+    assert tokenizer.decode(ids) == "w1 w2"
+
+
+def test_fitting_lowers_the_loss_of_one_agent_alone(folder: Path) -> None:
+    policies, samples = make_policies(folder), some_samples(folder)
+    others = weights(policies, AGENTS[1])
+    before = mean_loss(policies, AGENTS[0], samples, 64)
+    fit(policies, AGENTS[0], samples, make_config(epochs=8, lr=1e-2))
+    after = mean_loss(policies, AGENTS[0], samples, 64)
+    assert before is not None
+    assert after is not None
+    assert after < 0.7 * before
+    assert torch.equal(weights(policies, AGENTS[1]), others)
+
+
+def test_fitting_repeats_itself_and_ignores_the_token_budget(folder: Path) -> None:
+    """Packs are only how the batch is computed: the update is that of the whole batch."""
+    found = []
+    for budget in (64, 64, 4096):
+        policies = make_policies(folder)
+        fit(policies, AGENTS[0], some_samples(folder), make_config(epochs=2, lr=1e-3, token_budget=budget))
+        found.append(weights(policies, AGENTS[0]))
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("policy", ["lora", "full"])
+def test_the_start_is_the_reference(folder: Path, policy: str) -> None:
+    """KL is 0 where learning begins, and grows from there; the reference stays where it is."""
+    policies = make_policies(folder) if policy == "lora" else FullPolicies(folder, AGENTS)
+    fit(policies, AGENTS[0], some_samples(folder), make_config(epochs=2, lr=1e-2))
+    policies.freeze_reference()
+    learner = Learner(policies, make_config(lr=1e-2, policy=policy))
+    first, _ = learner.update(make_samples(policies, [0.1, 0.9, 0.4, 0.6]))
+    assert {agent: update.kl for agent, update in first.items()} == dict.fromkeys(AGENTS, 0.0)
+    second, _ = learner.update(make_samples(policies, [0.1, 0.9, 0.4, 0.6], version=1))
+    assert all(update.kl != 0 for update in second.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "needs `agent`"),
+        ('{"agent": "writer_0"}', "needs `agent`"),
+        ('{"agent": "writer_0", "messages": [{"role": "user"}]}', "needs `agent`"),
+        ('{"agent": "a_0", "messages": [{"role": "user", "content": "x"}]}', "the last of the messages"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "some.jsonl"
+    good = {"agent": "a_0", "messages": [{"role": r, "content": "x"} for r in ("user", "assistant")]}
+    path.write_text(f"{json.dumps(good)}\n\n{line}\n")
+    with pytest.raises(DataError, match=words) as error:
+        read_examples(path)
+    assert "line 3" in str(error.value)
+
+
+def made(folder: Path, out: Path, **changes: Any) -> tuple[Config, RunFolder]:
+    config = resolve({"model": str(folder), "out": str(out), "lora_rank": 4, "lora_alpha": 8} | changes)
+    return config, RunFolder.create(config)
+
+
+def test_a_start_is_found_checked_and_copied(folder: Path, tmp_path: Path) -> None:
+    _, warm = made(folder, tmp_path / "warm")
+    policies = make_policies(folder)
+    save_weights(warm, 0, policies, {})
+    for given in (warm.path, warm.checkpoint_path(0)):
+        config, run = made(folder, tmp_path / f"run-{given.name}", init=str(given))
+        start = find_start(config, AGENTS)
+        assert start == warm.checkpoint_path(0)
+        assert start is not None
+        copy_start(start, AGENTS, run)
+        for agent in AGENTS:
+            kept = load_file(run.start_path / agent / WEIGHTS)
+            assert all(torch.equal(kept[name], value) for name, value in policies.state(agent).items())
+    assert find_start(resolve({}), AGENTS) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "agents", "words"),
+    [
+        ({"lora_rank": 8}, AGENTS, "--lora-rank 4"),
+        ({"policy": "full"}, AGENTS, "--policy lora"),
+        ({"model": "smollm2-135m"}, AGENTS, "--model"),
+        ({}, ("stranger_0",), "no weights of stranger_0"),
+    ],
+)
+def test_a_start_that_does_not_fit_is_named(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], agents: tuple[str, ...], words: str
+) -> None:
+    _, warm = made(folder, tmp_path / "warm")
+    save_weights(warm, 0, make_policies(folder), {})
+    known = {"model": str(folder), "lora_rank": 4, "lora_alpha": 8, "init": str(warm.path)}
+    with pytest.raises(ConfigError, match=words):
+        find_start(resolve(known | changes), agents)
+
+
+def test_a_start_without_a_checkpoint_is_named(folder: Path, tmp_path: Path) -> None:
+    _, empty = made(folder, tmp_path / "empty")
+    with pytest.raises(ConfigError, match="no checkpoint to begin from"):
+        find_start(resolve({"init": str(empty.path)}), AGENTS)
+    with pytest.raises(ConfigError, match="no such folder"):
+        find_start(resolve({"init": str(tmp_path / "nowhere")}), AGENTS)
