@@ -20,30 +20,17 @@ import traceback
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 from mappa_envs.errors import ConfigError, MappaError, UnavailableError
+from mappa_train.arguments import COMMANDS, make_parser
 from mappa_train.config import Config, did_you_mean, field_types, resolve
 
-COMMANDS = ("train", "resume", "eval", "view", "doctor")
-_EPILOG = """commands (default: train):
-  train              start a run
-  resume RUN         continue a run from its newest checkpoint
-  eval RUN           measure a checkpoint on tasks that were not trained on
-  view RUN           rebuild report.html and open it
-  doctor             what works on this machine, and what to do about the rest
-
-`python -m mappa_train COMMAND --help` tells more."""
 _SOURCES = {
     "dsbench-v0": ("embedded", "dsbench"),
     "mathchat-v0": ("embedded", "aime", "amc", "math500", "gsm8k"),
 }
 _NEEDED = ("torch", "transformers", "peft", "torchrl", "tensordict", "safetensors", "tensorboard")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see: {self.prog} --help")
 
 
 @dataclasses.dataclass
@@ -126,7 +113,7 @@ def _dispatch(arguments: list[str], place: _Place) -> int:
         if command not in COMMANDS:
             hint = did_you_mean(command, COMMANDS)
             raise ConfigError(f"unknown command {command!r}{hint}; the commands are {', '.join(COMMANDS)}")
-    parser = _parser(command)
+    parser = make_parser(command)
     options, rest = parser.parse_known_args(arguments)
     if rest:
         known = [flag for action in parser._actions for flag in action.option_strings]
@@ -135,6 +122,8 @@ def _dispatch(arguments: list[str], place: _Place) -> int:
         raise ConfigError(f"{what} {rest[0]}{hint}; see: {parser.prog} --help")
     if command == "train":
         return _train(options, place)
+    if command == "sft":
+        return _sft(options, place)
     if command == "resume":
         return _resume(options, place)
     if command == "eval":
@@ -144,85 +133,17 @@ def _dispatch(arguments: list[str], place: _Place) -> int:
 
         report.show(find_run(options.run), print)
         return 0
+    if command == "export":
+        from mappa_train import export
+
+        return export.run_command(find_run(options.run), options)
+    if command == "coach":
+        from mappa_train import coach_fit
+
+        return coach_fit.run_command([find_run(name) for name in options.runs], options.out)
     from mappa_train import doctor
 
-    return doctor.main()
-
-
-def _parser(command: str) -> _Parser:
-    if command == "train":
-        return _train_parser()
-    words = {
-        "resume": "Continue a run from its newest checkpoint.",
-        "eval": "Measure a checkpoint of a run: whole pipelines, without learning and without a coach. "
-        "The figures are printed, written to RUN/eval-<split>-step-<N>.json and shown in RUN/report.html.",
-        "view": "Rebuild a run's report.html and open it in the browser.",
-        "doctor": "Try out what a run needs: sandbox, model, coach, GPU, disk. Exit 1 if something is amiss.",
-    }
-    parser = _Parser(prog=f"python -m mappa_train {command}", description=words[command], allow_abbrev=False)
-    if command != "doctor":
-        parser.add_argument("run", metavar="RUN", help="the run folder")
-    if command == "eval":
-        parser.add_argument(
-            "--step", type=_count, metavar="N", help="the checkpoint of this step; default: the newest"
-        )
-        parser.add_argument(
-            "--split", default="test", help="the tasks to measure on: train, val or test (default)"
-        )
-        parser.add_argument("--episodes", type=_count, default=64, metavar="N", help="how many; default 64")
-        parser.add_argument(
-            "--json",
-            type=_new_file,
-            metavar="FILE",
-            help="write the figures here, too; they are always in RUN",
-        )
-    return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1")
-    return int(text)
-
-
-def _new_file(text: str) -> Path:
-    path = Path(text).expanduser()
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: must be a file in a folder that exists")
-    return path
-
-
-def _train_parser() -> _Parser:
-    parser = _Parser(
-        prog="python -m mappa_train",
-        description="Train a team of language-model agents with a coach that scores every action.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--preset", help="start from a preset: " + ", ".join(_presets()))
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a TOML file of settings, as config.toml of a run"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="show settings and plan; train nothing, write nothing"
-    )
-    types = field_types()
-    for item in dataclasses.fields(Config):
-        choices = get_args(types[item.name])
-        metavar = "{" + ",".join(choices) + "}" if choices else types[item.name].__name__.upper()
-        text = f"{item.metadata['help']} Default: {item.default!r}.".replace("%", "%%")
-        # Values stay texts here: `resolve` parses and checks those of every source alike.
-        parser.add_argument(
-            "--" + item.name.replace("_", "-"), metavar=metavar, help=text, default=argparse.SUPPRESS
-        )
-    return parser
-
-
-def _presets() -> list[str]:
-    from mappa_train.config import PRESETS
-
-    return sorted(item.stem for item in PRESETS.glob("*.toml"))
+    return doctor.main(_settings(options))
 
 
 def _settings(options: argparse.Namespace) -> Config:
@@ -234,8 +155,8 @@ def _settings(options: argparse.Namespace) -> Config:
 def _check_names(config: Config) -> None:
     """What names something outside the settings; none of it needs torch."""
     from mappa_envs import list_envs
-    from mappa_envs.coach import make_coach
     from mappa_train.checkpoint import planned_path
+    from mappa_train.coaching import open_coach
     from mappa_train.model import check_name
 
     name = config.env.removeprefix("mappa/")
@@ -243,10 +164,10 @@ def _check_names(config: Config) -> None:
         hint = did_you_mean(name, list_envs())
         raise ConfigError(f"--env {config.env}: unknown{hint}; known: {', '.join(list_envs())}")
     try:
-        make_coach(config.coach)
+        open_coach(config)
     except ConfigError as error:
-        hint = did_you_mean(config.coach, ("rubric", "fake"))
-        raise ConfigError(f"--coach {config.coach}{hint}: {error}") from error
+        hint = "" if ":" in config.coach else did_you_mean(config.coach, ("rubric", "fake"))
+        raise ConfigError(f"{error}{hint}") from error
     check_name(config.model)
     planned_path(config)
     known = _SOURCES[name]
@@ -275,14 +196,44 @@ def _train(options: argparse.Namespace, place: _Place) -> int:
         return 0
     _check_packages()
     from mappa_train.checkpoint import RunFolder
+    from mappa_train.coaching import try_out
     from mappa_train.model import load_pretrained
     from mappa_train.plan import make_env
+    from mappa_train.start import copy_start, find_start
 
-    make_env(config)  # tasks that cannot be used are found before anything is fetched
+    # Tasks that cannot be used and a coach that does not answer are found before anything is fetched.
+    env = make_env(config)
+    try_out(env.coach)
+    start = find_start(config, env.possible_agents)
     model = load_pretrained(config.model, say=_say)
     run = RunFolder.create(config, model)
     place.run = run.path
+    if start is not None:
+        copy_start(start, env.possible_agents, run)
     return _run(config, run, resume=False)
+
+
+def _sft(options: argparse.Namespace, place: _Place) -> int:
+    from mappa_train.checkpoint import RunFolder, planned_path
+
+    config = _settings(options)
+    config = dataclasses.replace(config, out=str(planned_path(config, kind="sft-")))
+    _check_names(config)
+    _check_packages()
+    from rich.console import Console
+
+    from mappa_train import sft
+    from mappa_train.model import load_pretrained
+
+    examples = [example for path in options.data for example in sft.read_examples(path)]
+    model = load_pretrained(config.model, say=_say)
+    run = RunFolder.create(config, model)
+    place.run = run.path
+    console = Console(highlight=False)
+    _log_to(run.log_path, console)
+    console.print(sft.table(sft.warm_start(config, run, examples, say=_say)))
+    print(f"begin learning from it with: python -m mappa_train --env {config.env} --init {run.path}")
+    return 0
 
 
 def _resume(options: argparse.Namespace, place: _Place) -> int:
@@ -293,13 +244,17 @@ def _resume(options: argparse.Namespace, place: _Place) -> int:
     latest = run.latest()
     if latest is None:
         raise ConfigError(f"{run.path}: it has no checkpoint yet; start a new run")
+    if latest == 0:
+        raise ConfigError(f"{run.path}: a warm start; begin learning from it with --init {run.path}")
     if latest >= config.steps:
         print(f"{run.path} has finished its {config.steps} steps; there is nothing left to do")
         return 0
     run.lock()
     _check_packages()
+    from mappa_train.coaching import open_coach, try_out
     from mappa_train.model import load_pretrained
 
+    try_out(open_coach(config))
     run.check_model(load_pretrained(config.model, say=_say))
     place.run = run.path
     return _run(config, run, resume=True)

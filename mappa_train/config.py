@@ -12,13 +12,18 @@ import functools
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from mappa_envs.errors import ConfigError
 from mappa_envs.sandbox import KINDS, check_kind
+from mappa_train.algorithms import find_algorithm
+
+COACH_OPTIONS = ("base_url", "timeout_s", "concurrency", "rpm", "tpm", "budget_usd", "prices", "cache")
+"""The settings `coach_…` that are the coach's own options."""
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -48,8 +53,47 @@ class Config:
     )
     lora_rank: int = option(16, "Rank of each agent's adapter; more learns more and costs more.", low=1)
     lora_alpha: int = option(32, "Scale of the adapter: its update is multiplied by alpha / rank.", low=1)
+    init: str = option(
+        "",
+        "Weights to begin from: the folder of a run or of a warm start (`sft`), or one of its checkpoints. "
+        "They are the reference of the KL penalty, too. Default: the model itself.",
+    )
     engine: Literal["auto", "transformers"] = option("auto", "What samples. auto takes transformers here.")
-    coach: str = option("rubric", "Who scores: rubric (offline, deterministic) or a registered coach.")
+    coach: str = option(
+        "rubric",
+        "Who scores: rubric (offline, deterministic), llm:MODEL (litellm's name, such as "
+        "gemini/gemini-2.5-flash, or openai/NAME with --coach-base-url; keys from the environment) or a "
+        "registered coach; see docs/coach.md.",
+    )
+    coach_base_url: str = option(
+        "", "An OpenAI-compatible server for --coach llm:openai/NAME, such as http://localhost:8000/v1."
+    )
+    coach_timeout_s: float = option(
+        120.0, "Bound of one LLM verdict, retries included; more for models that think long.", above=0
+    )
+    coach_concurrency: int = option(8, "LLM verdicts at once; more is faster until limits are met.", low=1)
+    coach_rpm: int = option(0, "LLM requests a minute, as your account allows; 0 = no limit.", low=0)
+    coach_tpm: int = option(0, "LLM prompt tokens a minute (estimated); 0 = no limit.", low=0)
+    coach_budget_usd: float = option(
+        0.0, "What the run may spend on its LLM coach; then it ends with a checkpoint. 0 = no limit.", low=0
+    )
+    coach_prices: str = option(
+        "",
+        "IN,OUT in USD per million prompt and completion tokens, where litellm does not know the model's.",
+    )
+    coach_cache: Literal["on", "off"] = option(
+        "on", "on: an LLM verdict on the same evidence is kept and used again, at no cost."
+    )
+    coach_calibration: str = option(
+        "",
+        "A file of `coach fit`: the coach's scores are replaced by what they proved to be worth. For a coach "
+        "that is partial to some roles, kinds of tasks or habits; fit it on runs with the same coach.",
+    )
+    debias: Literal["off", "task_role"] = option(
+        "off",
+        "task_role: learn from scores that are standardised within each kind of task and role. For a coach "
+        "that is kinder to some; true differences between them are lost, too.",
+    )
     sandbox: str = option(
         "auto",
         "Where agents' code runs: namespace (no set-up), docker or docker:IMAGE. auto takes the first that "
@@ -65,9 +109,28 @@ class Config:
     lr: float = option(
         1e-3, "Peak learning rate of AdamW. 1e-3 suits LoRA on the embedded model; 1e-6 full weights.", low=0
     )
+    schedule: Literal["constant", "cosine"] = option(
+        "constant", "Course of the learning rate. cosine: down to --min-lr at the end; for long runs."
+    )
+    warmup: float = option(
+        0.0, "Share of the run in which the learning rate rises; the paper's is 0.03.", low=0, high=0.5
+    )
+    min_lr: float = option(0.0, "Where the cosine schedule ends.", low=0)
+    adam_beta2: float = option(
+        0.99, "Memory of AdamW's scale: 0.99 for runs of few steps, 0.95 in the paper.", low=0, high=0.9999
+    )
     weight_decay: float = option(0.0, "AdamW's weight decay.", low=0)
     max_grad_norm: float = option(1.0, "Each agent's gradient is clipped to this norm.", above=0)
+    algorithm: str = option(
+        "reinforce_pp",
+        "How returns become advantages: reinforce_pp, reinforce_pp_baseline, grpo, rloo, ppo_clip, outcome, "
+        "or module:Class of your own; see docs/algorithms.md.",
+    )
     beta: float = option(0.01, "Weight of the KL penalty that keeps policies close to the reference.", low=0)
+    kl: Literal["reward", "loss"] = option(
+        "reward",
+        "Where the KL penalty goes: into the tokens' returns (k1), or into the loss (k3), as in GRPO.",
+    )
     gamma: float = option(1.0, "Discount over the actions of an episode.", above=0, high=1)
     returns: Literal["to_go_mean", "to_go", "per_action", "outcome"] = option(
         "to_go_mean", "How scores become returns; see mappa_train/credit.py."
@@ -75,11 +138,23 @@ class Config:
     norm: Literal["global", "agent", "task_type", "none"] = option(
         "global", "Over which actions advantages are normalized."
     )
+    loss_mean: Literal["token", "sequence"] = option(
+        "token", "Mean of the loss. token: long actions weigh more. sequence: every action weighs the same."
+    )
     clip: float = option(0.2, "ε of the clipped surrogate.", above=0)
     truncated: Literal["train", "mask"] = option("train", "What to do with actions cut by the length limit.")
     minibatches: int = option(1, "Optimizer steps in one pass over a step's actions.", low=1)
+    actions_per_update: int = option(
+        0,
+        "Actions of one optimizer step; the last has the rest. 0: see --minibatches. The paper's is 16.",
+        low=0,
+    )
     epochs: int = option(1, "Passes over a step's actions.", low=1)
-    max_actions: int = option(1, "Most actions of each role in an episode; the paper's is 4.", low=1)
+    max_actions: int = option(
+        1,
+        "Most actions of each role in an episode (MathChat: of the executor); the paper's are 4 and 2.",
+        low=1,
+    )
     prompt_style: Literal["starter", "full"] = option(
         "starter", "starter: short, with a worked example, for models under 1B. full: for larger ones."
     )
@@ -92,6 +167,12 @@ class Config:
     )
     ground_truth: Literal["final", "off"] = option(
         "final", "Whether the coach sees a metric report on the final action."
+    )
+    scoring: Literal["inline", "deferred", "hindsight"] = option(
+        "deferred",
+        "When the coach is asked. deferred: about each action, while the episode goes on. inline: the same, "
+        "but the episode waits; never faster. hindsight: once, about the whole episode; implies --returns "
+        "per_action and needs a coach that can.",
     )
     exploring_starts: float = option(
         0.5,
@@ -143,6 +224,58 @@ def _check(config: Config) -> None:
         if "high" in item.metadata and value > item.metadata["high"]:
             raise ConfigError(f"{flag} {value}: must be at most {item.metadata['high']:g}")
     _check_sandbox(config.sandbox)
+    _check_learning(config)
+
+
+def _check_learning(config: Config) -> None:
+    """Settings of the learner that would do nothing beside others."""
+    if config.actions_per_update and config.minibatches > 1:
+        raise ConfigError(
+            f"--actions-per-update {config.actions_per_update}: decides for --minibatches; leave one out"
+        )
+    if config.schedule == "constant" and config.min_lr:
+        raise ConfigError(f"--min-lr {config.min_lr:g}: is for --schedule cosine; add that, or leave it out")
+    if config.min_lr > config.lr:
+        raise ConfigError(f"--min-lr {config.min_lr:g}: must be at most --lr {config.lr:g}")
+    if config.kl == "loss" and not config.beta:
+        raise ConfigError("--kl loss: with --beta 0 there is no penalty; leave it out, or give a --beta")
+    if config.debias != "off" and config.returns == "outcome":
+        raise ConfigError(f"--debias {config.debias}: with --returns outcome nothing is learned from scores")
+    if config.scoring == "hindsight" and config.returns != "per_action":
+        raise ConfigError(f"--scoring hindsight: needs --returns per_action, not {config.returns}")
+    same_task = min(config.samples_per_task, config.episodes_per_step)
+    if find_algorithm(config.algorithm).compares and same_task < 2:
+        raise ConfigError(
+            f"--samples-per-task {config.samples_per_task}: --algorithm {config.algorithm} compares episodes "
+            "of one task; give 2 or more (of --episodes-per-step)"
+        )
+
+
+def _fixed_by(
+    choice: str, fixed_of: Callable[[str], Mapping[str, Any]], sources: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """What a choice sets beside itself, such as that of the algorithm.
+
+    Raises `ConfigError` where the source of the choice or a stronger one says otherwise.
+    """
+    chosen = max((k for k, source in enumerate(sources) if choice in source), default=None)
+    if chosen is None:
+        return {}
+    name = sources[chosen][choice]
+    fixed = fixed_of(name)
+    for source in sources[chosen:]:
+        for setting, value in fixed.items():
+            if source.get(setting, value) != value:
+                flag = "--" + setting.replace("_", "-")
+                raise ConfigError(
+                    f"{flag} {source[setting]}: --{choice} {name} needs {flag} {value}; leave {flag} out"
+                )
+    return fixed
+
+
+def _fixed_by_scoring(scoring: str) -> Mapping[str, Any]:
+    # A score in hindsight has the consequences of an action in it already.
+    return {"returns": "per_action"} if scoring == "hindsight" else {}
 
 
 def _check_sandbox(kind: str) -> None:
@@ -198,19 +331,22 @@ ENV_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 def resolve(overrides: Mapping[str, Any], *, preset: str | None = None, file: Path | None = None) -> Config:
     """The settings of a run from all their sources, checked. Raises `ConfigError`."""
-    settings: dict[str, Any] = {}
+    sources: list[dict[str, Any]] = []
     if preset is not None:
         path = PRESETS / f"{preset}.toml"
         if not path.is_file():
             names = sorted(item.stem for item in PRESETS.glob("*.toml"))
             hint = did_you_mean(preset, names)
             raise ConfigError(f"--preset {preset}: unknown; known: {', '.join(names)}{hint}")
-        settings |= read_settings(path)
+        sources.append(read_settings(path))
     if file is not None:
-        settings |= read_settings(file)
-    settings |= {name: parse_value(name, value) for name, value in overrides.items()}
+        sources.append(read_settings(file))
+    sources.append({name: parse_value(name, value) for name, value in overrides.items()})
+    settings = dict(ChainMap(*reversed(sources)))
     env = str(settings.get("env", Config.env)).removeprefix("mappa/")
-    config = Config(**{**ENV_DEFAULTS.get(env, {}), **settings})
+    scoring = _fixed_by("scoring", _fixed_by_scoring, sources)
+    algorithm = _fixed_by("algorithm", lambda name: find_algorithm(name).fixed, sources)
+    config = Config(**{**ENV_DEFAULTS.get(env, {}), **settings, **scoring, **algorithm})
     _check(config)
     return config
 

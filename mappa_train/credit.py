@@ -14,17 +14,26 @@ import torch
 from torch import Tensor
 
 from mappa_envs.errors import ConfigError
+from mappa_train.algorithms import FLAT_STD
+from mappa_train.types import SampleCredit
 
 log = logging.getLogger(__name__)
 
-FLAT_STD = 1e-4
-"""Returns that differ by less than this (std) differ by float noise: their advantages are 0."""
+_Place = tuple[str, str, int]
+"""A task, an agent, and which of its actions in an episode, from 0."""
 
 
 class Gather(Protocol):
-    """Collects a float64 tensor from every data-parallel rank, in rank order."""
+    """Collects a float64 tensor from every data-parallel rank, in rank order; each sends the same shape."""
 
     def __call__(self, values: Tensor) -> Sequence[Tensor]: ...
+
+
+def all_gather(values: Tensor) -> list[Tensor]:
+    """The `Gather` of the default process group of `torch.distributed`."""
+    parts = [torch.empty_like(values) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(parts, values.contiguous())
+    return parts
 
 
 def returns(rewards: Tensor, scored: Tensor, gamma: float, mode: str) -> Tensor:
@@ -72,6 +81,41 @@ def token_returns(ret: float, logprobs: Tensor, ref_logprobs: Tensor, beta: floa
     return ret + penalty.flip(0).cumsum(0).flip(0)
 
 
+def group_numbers(chosen: Sequence[SampleCredit], samples: Sequence[SampleCredit]) -> list[int]:
+    """Which of the `chosen` samples are compared with each other, numbered from 0.
+
+    A group is one agent's k-th actions of their episodes on one task: what it did in the same place.
+    `samples` are all of the step, since those left out of learning count in k. Where only one episode comes
+    to a k-th action, that joins the group of the (k−1)-th, and so on down. An action that meets no other
+    episode even so is a group of one.
+    """
+    turns: dict[tuple[int, str], list[int]] = {}
+    for s in samples:
+        turns.setdefault((s.episode_index, s.action.agent), []).append(s.action.turn)
+    places = [
+        (s.task_id, s.action.agent, sorted(turns[s.episode_index, s.action.agent]).index(s.action.turn))
+        for s in chosen
+    ]
+    episodes: dict[_Place, set[int]] = {}
+    for place, s in zip(places, chosen, strict=True):
+        episodes.setdefault(place, set()).add(s.episode_index)
+    joined: dict[_Place, _Place] = {}
+    for place in sorted(episodes, reverse=True):
+        task_id, agent, k = place
+        earlier = [j for j in range(k) if (task_id, agent, j) in episodes]
+        if len(episodes[place]) == 1 and earlier:
+            joined[place] = (task_id, agent, earlier[-1])
+            episodes[joined[place]] |= episodes[place]
+    numbers: dict[tuple[_Place, int], int] = {}
+    found = []
+    for i, place in enumerate(places):
+        while place in joined:
+            place = joined[place]
+        alone = len(episodes[place]) == 1
+        found.append(numbers.setdefault((place, i if alone else -1), len(numbers)))
+    return found
+
+
 def moments(values: Tensor, gather: Gather | None = None) -> tuple[float, float, float]:
     """Count, mean and population variance over all ranks, exactly: float64, centred, never Σx².
 
@@ -100,6 +144,9 @@ def normalize(
     mask: Tensor,
     groups: Sequence[Hashable] | None = None,
     dist: Gather | None = None,
+    *,
+    scopes: Sequence[Hashable] | None = None,
+    correction: int = 0,
 ) -> Tensor:
     """Global advantage normalization: A = (x − mean) · max(var, 1e-8)^−½ over the masked tokens.
 
@@ -107,19 +154,27 @@ def normalize(
     ----------
     values : float [t], returns of the tokens of all agents, tasks and (through `dist`) ranks.
     mask : bool [t]; the others get 0 and count in no statistic.
-    groups : for each token the scope within which to normalize; None = one scope. With `dist`, every
-        rank must hold the same set of groups.
+    groups : for each token the scope within which to normalize; None = one scope.
     dist : gathers across data-parallel ranks.
+    scopes : all that `groups` may hold, on any rank; default: what it holds here, which with `dist` must
+        then be the same on every rank.
+    correction : 0: population variance; 1: the sample variance (n − 1), as verl and TRL have it.
 
     Returns float32 [t]. A scope whose values differ by less than `FLAT_STD` gets 0 and a warning.
     """
     out = torch.zeros(values.shape, dtype=torch.float64)
     names: Sequence[Hashable] = groups if groups is not None else [None] * len(values)
-    for name in sorted(set(names), key=str):
-        inside = mask & torch.tensor([other == name for other in names], dtype=torch.bool)
+    if scopes is None:
+        scopes = sorted(set(names), key=str) if groups is not None else [None]
+    numbers = {scope: k for k, scope in enumerate(scopes)}
+    place = torch.tensor([numbers[name] for name in names], dtype=torch.int64)
+    for scope, number in numbers.items():
+        inside = mask & (place == number)
         count, mean, variance = moments(values[inside], dist)
+        if count > correction:
+            variance *= count / (count - correction)
         if count and variance**0.5 < FLAT_STD:
-            log.warning("returns of scope %s are all alike (std %.1e): no advantage", name, variance**0.5)
+            log.warning("returns of scope %s are all alike (std %.1e): no advantage", scope, variance**0.5)
             continue
         if count:
             out[inside] = (values[inside].double() - mean) * max(variance, 1e-8) ** -0.5

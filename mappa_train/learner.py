@@ -1,32 +1,44 @@
 """One update of every agent from one step's episodes.
 
-What TorchRL does here: each agent's packs are records (`TensorDict`) in a `ReplayBuffer` over
+What TorchRL does here: each agent's minibatches of packs are records (`TensorDict`) in a `ReplayBuffer` over
 `LazyStackStorage`, which keeps ragged tensors without padding; `SamplerWithoutReplacement` draws the
 minibatches of an epoch; the loss is a `LossModule`. What it does not: logprobs, the KL penalty, returns
-and whitening, where its classes pad, misalign, or know no REINFORCE++ (see `algorithms/reinforce_pp.py`).
+and whitening, where its classes pad, misalign, or know no REINFORCE++ (see `loss.py`).
+
+Several data-parallel ranks, each with a copy of the policies and episodes of its own, give the same update as
+one that has them all, if every rank's `Learner` gets a `gather`. The episodes of one task must be on one rank
+then, since groups are not gathered.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 from torch import Tensor
 from torchrl.data import LazyStackStorage, ReplayBuffer, SamplerWithoutReplacement
 
-from mappa_envs.errors import MappaError
-from mappa_train.algorithms.reinforce_pp import ReinforcePPLoss, token_logprobs
+from mappa_envs.errors import ConfigError, MappaError
+from mappa_train.algorithms import ActionReturns, find_algorithm
 from mappa_train.config import Config
-from mappa_train.credit import normalize, token_returns
+from mappa_train.credit import Gather, group_numbers, moments, normalize, token_returns
+from mappa_train.loss import PolicyLoss, token_logprobs
 from mappa_train.packing import Pack, Sample, make_packs
 from mappa_train.policies import Policies
+from mappa_train.schedule import learning_rate
 from mappa_train.types import SampleCredit, UpdateStats
+
+log = logging.getLogger(__name__)
 
 MAX_DRIFT = 1e-4
 """Largest |log ratio| at a first minibatch, and |KL| of a policy that was never updated."""
+
+Minibatch = list[TensorDict]
+"""The packs of one optimizer step."""
 
 
 class NumericsError(MappaError):
@@ -35,7 +47,7 @@ class NumericsError(MappaError):
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageStats:
-    """Token returns before normalization, over all agents."""
+    """Token returns before normalization, over all agents and ranks."""
 
     mean: float | None
     std: float | None
@@ -44,21 +56,28 @@ class AdvantageStats:
 class Learner:
     """Owns the optimizers. `update` trains on exactly the ids that were sampled."""
 
-    def __init__(self, policies: Policies, config: Config) -> None:
+    def __init__(self, policies: Policies, config: Config, gather: Gather | None = None) -> None:
+        if gather is not None and config.norm == "task_type":
+            raise ConfigError("--norm task_type: with several ranks, choose global, agent or none")
         self._policies = policies
         self._config = config
+        self._gather = gather
+        self._algorithm = find_algorithm(config.algorithm)()
         self.version = 0
         self.intact = True
         """False while an update is under way: some agents may have moved and others not."""
         self._optimizers = {
             agent: torch.optim.AdamW(
-                policies.parameters(agent), lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99)
+                policies.parameters(agent),
+                lr=config.lr,
+                weight_decay=config.weight_decay,
+                betas=(0.9, config.adam_beta2),
             )
             for agent in policies.agents
         }
 
     def update(self, samples: Sequence[SampleCredit]) -> tuple[dict[str, UpdateStats], AdvantageStats]:
-        """One step of REINFORCE++ for every agent that has samples.
+        """One step of the algorithm for every agent that has samples.
 
         Samples whose `ret` is None are left out of loss, statistics and denominator. Raises
         `NumericsError` if a sample is of an older policy, or where ratio or KL should be 0 and is not.
@@ -67,12 +86,10 @@ class Learner:
         if stale:
             found = stale[0].action.generation.policy_version
             raise NumericsError(f"an action of policy version {found} reached the update of {self.version}")
-        chosen = [sample for sample in samples if sample.ret is not None]
-        mine = {a: [s for s in chosen if s.action.agent == a] for a in self._policies.agents}
-        records = {agent: self._score(agent, group) for agent, group in mine.items()}
-        stats = self._add_advantages(records, mine)
+        minibatches = {agent: self._score(agent, samples) for agent in self._policies.agents}
+        stats = self._add_advantages(minibatches, samples)
         self.intact = False
-        updates = {agent: self._train(agent, records[agent], len(mine[agent])) for agent in mine}
+        updates = {agent: self._train(agent, minibatches[agent]) for agent in self._policies.agents}
         self.version += 1
         self.intact = True
         return updates, stats
@@ -90,22 +107,30 @@ class Learner:
             optimizer.load_state_dict(optimizers[agent])
         self.version = int(str(state["version"]))
 
+    def _split(self, members: list[int]) -> list[list[int]]:
+        """Which actions each optimizer step of an epoch takes: drawn at random, none left out."""
+        size = math.ceil(len(members) / self._config.minibatches)
+        if self._config.actions_per_update:
+            size = math.ceil(self._config.actions_per_update / len(self._gathered(0)))
+        if size < len(members):
+            members = [members[k] for k in torch.randperm(len(members)).tolist()]
+        return [members[k : k + size] for k in range(0, len(members), size or 1)]
+
     @torch.no_grad()
-    def _score(self, agent: str, samples: Sequence[SampleCredit]) -> list[TensorDict]:
+    def _score(self, agent: str, samples: Sequence[SampleCredit]) -> list[Minibatch]:
         """Old and reference logprobs, by the learner itself in the micro-batches it will train on."""
-        packs = make_packs(
-            [Sample(prompt=s.action.prompt_ids, response=s.action.generation.token_ids) for s in samples],
-            self._config.token_budget,
-        )
-        records = []
-        for pack in packs:
-            model = self._policies.activate(agent)
-            old, entropy = token_logprobs(model, pack, self._config.temperature, entropy=True)
-            with self._policies.reference() as reference:
-                ref, _ = token_logprobs(reference, pack, self._config.temperature)
-            assert entropy is not None
-            records.append(_record(pack, samples, old, ref, entropy))
-        drifts = [float((r["old_logprobs"] - r["ref_logprobs"]).abs().max()) for r in records]
+        mine = [k for k, s in enumerate(samples) if s.ret is not None and s.action.agent == agent]
+        minibatches = []
+        for part in self._split(mine):
+            actions = [samples[k].action for k in part]
+            ids = [Sample(prompt=a.prompt_ids, response=a.generation.token_ids) for a in actions]
+            packs = make_packs(ids, self._config.token_budget)
+            minibatches.append([self._record(agent, pack, samples, part) for pack in packs])
+        drifts = [
+            float((pack["old_logprobs"] - pack["ref_logprobs"]).abs().max())
+            for minibatch in minibatches
+            for pack in minibatch
+        ]
         # max() would drop a nan that is not the first.
         kl = float("nan") if any(map(math.isnan, drifts)) else max(drifts, default=0.0)
         # Comparisons are written so that nan fails them.
@@ -113,123 +138,218 @@ class Learner:
             raise NumericsError(f"{agent}: logprobs are not finite; lower --lr, then resume")
         if self.version == 0 and not kl <= MAX_DRIFT:
             raise NumericsError(f"{agent}: KL to the reference is {kl:.2g} before the first update, not 0")
-        return records
+        return minibatches
+
+    def _record(
+        self, agent: str, pack: Pack, samples: Sequence[SampleCredit], part: Sequence[int]
+    ) -> TensorDict:
+        """A pack with its logprobs; `members` are the places of its actions in `samples`."""
+        old, entropy = token_logprobs(
+            self._policies.activate(agent), pack, self._config.temperature, entropy=True
+        )
+        with self._policies.reference(agent) as reference:
+            ref, _ = token_logprobs(reference, pack, self._config.temperature)
+        assert entropy is not None
+        members = [part[k] for k in pack.members]
+        lengths = torch.tensor(pack.lengths)
+        weights = torch.ones(len(pack.targets))
+        if self._config.loss_mean == "sequence":
+            weights = (1.0 / lengths).repeat_interleave(lengths)
+        return TensorDict(
+            ids=pack.ids,
+            positions=pack.positions,
+            segment=pack.segment,
+            parent=pack.parent,
+            predictors=pack.predictors,
+            targets=pack.targets,
+            members=torch.tensor(members),
+            lengths=lengths,
+            old_logprobs=old.cpu(),
+            ref_logprobs=ref.cpu(),
+            sampler_logprobs=torch.cat([samples[k].action.generation.logprobs for k in members]),
+            entropy=entropy.cpu(),
+            weights=weights,
+        )
 
     def _add_advantages(
-        self, records: Mapping[str, list[TensorDict]], samples: Mapping[str, Sequence[SampleCredit]]
+        self, minibatches: Mapping[str, list[Minibatch]], samples: Sequence[SampleCredit]
     ) -> AdvantageStats:
-        values: list[Tensor] = []
-        groups: list[str] = []
-        for agent, packs in records.items():
-            for record in packs:
-                old = record["old_logprobs"].split(record["lengths"].tolist())
-                ref = record["ref_logprobs"].split(record["lengths"].tolist())
-                for k, o, r in zip(record["members"].tolist(), old, ref, strict=True):
-                    sample = samples[agent][k]
-                    assert sample.ret is not None
-                    values.append(token_returns(sample.ret, o, r, self._config.beta))
-                    scope = {"agent": agent, "task_type": sample.task_type}.get(self._config.norm, "all")
-                    groups += [scope] * len(o)
-        if not values:
+        packs = [pack for some in minibatches.values() for minibatch in some for pack in minibatch]
+        order = [samples[k] for pack in packs for k in pack["members"].tolist()]
+        batch = self._batch(packs, order, group_numbers(order, samples))
+        if self._algorithm.compares:
+            _warn_of_groups_of_one(batch)
+        advantages = self._algorithm.advantages(batch).float()
+        if advantages.shape != batch.penalties.shape or not bool(advantages.isfinite().all()):
+            raise NumericsError(
+                f"--algorithm {self._config.algorithm}: advantages must be finite and one a token: got shape "
+                f"{tuple(advantages.shape)} for {len(batch.penalties)} tokens"
+            )
+        for pack, part in zip(
+            packs, torch.split(advantages, [len(p["targets"]) for p in packs]), strict=True
+        ):
+            pack["advantages"] = part
+        count, mean, variance = moments(batch.tokens(batch.returns), self._gather)
+        if not count:
             return AdvantageStats(mean=None, std=None)
-        flat = torch.cat(values)
-        everything = torch.ones(len(flat), dtype=torch.bool)
-        if self._config.norm == "none":
-            advantages = flat.float()
-        else:
-            advantages = normalize(flat, everything, None if self._config.norm == "global" else groups)
-        place = 0
-        for packs in records.values():
-            for record in packs:
-                count = len(record["targets"])
-                record["advantages"] = advantages[place : place + count]
-                place += count
-        return AdvantageStats(mean=float(flat.mean()), std=float(flat.std(correction=0)))
+        return AdvantageStats(mean=mean, std=math.sqrt(variance))
 
-    def _train(self, agent: str, records: list[TensorDict], num_actions: int) -> UpdateStats:
-        config = self._config
-        optimizer = self._optimizers[agent]
-        if not records:
-            return _nothing(config.lr)
-        buffer = ReplayBuffer(
-            storage=LazyStackStorage(len(records)),
-            sampler=SamplerWithoutReplacement(shuffle=config.minibatches > 1),
-            batch_size=math.ceil(len(records) / config.minibatches),
+    def _batch(
+        self, packs: Sequence[TensorDict], order: Sequence[SampleCredit], groups: Sequence[int]
+    ) -> ActionReturns:
+        """What the algorithm gets to see; `order` are the samples as the packs have them."""
+        beta = self._config.beta if self._config.kl == "reward" else 0.0
+        penalties = [
+            token_returns(0.0, old, ref, beta)
+            for pack in packs
+            for old, ref in zip(
+                pack["old_logprobs"].split(pack["lengths"].tolist()),
+                pack["ref_logprobs"].split(pack["lengths"].tolist()),
+                strict=True,
+            )
+        ]
+        lengths = [len(part) for part in penalties]
+
+        def whiten(values: Tensor) -> Tensor:
+            if self._config.norm == "none":
+                return values.float()
+            names: list[str] | None = None
+            if self._config.norm != "global":
+                own = [s.action.agent if self._config.norm == "agent" else s.task_type for s in order]
+                names = [name for name, length in zip(own, lengths, strict=True) for _ in range(length)]
+            scopes = self._policies.agents if self._config.norm == "agent" else None
+            everything = torch.ones(len(values), dtype=torch.bool)
+            return normalize(values, everything, names, self._gather, scopes=scopes)
+
+        return ActionReturns(
+            returns=torch.tensor([s.ret for s in order], dtype=torch.float64),
+            groups=torch.tensor(groups, dtype=torch.int64),
+            num_groups=max(groups, default=-1) + 1,
+            lengths=torch.tensor(lengths, dtype=torch.int64),
+            penalties=torch.cat([torch.empty(0, dtype=torch.float64), *penalties]),
+            whiten=whiten,
         )
-        buffer.extend(records)
-        loss_module = ReinforcePPLoss(
-            self._policies.activate(agent), clip=config.clip, temperature=config.temperature
+
+    def _train(self, agent: str, minibatches: list[Minibatch]) -> UpdateStats:
+        config, optimizer = self._config, self._optimizers[agent]
+        per_epoch = max(int(count) for count in self._gathered(len(minibatches)))
+        steps = per_epoch * config.epochs
+        loss_module = PolicyLoss(
+            self._policies.activate(agent),
+            self._algorithm,
+            clip=config.clip,
+            temperature=config.temperature,
+            beta=config.beta if config.kl == "loss" else 0.0,
         )
         losses, norms, clipped, trained = [], [], 0, 0
-        steps = math.ceil(len(records) / math.ceil(len(records) / config.minibatches)) * config.epochs
-        for step in range(steps):
-            batch = buffer.sample()
-            losses.append(
-                self._backward(agent, loss_module, batch, first=step == 0, tally=(counts := [0, 0]))
-            )
-            clipped, trained = clipped + counts[0], trained + counts[1]
-            norm = torch.nn.utils.clip_grad_norm_(self._policies.parameters(agent), config.max_grad_norm)
-            norms.append(float(norm))
+        rate = self._rate(0, max(steps, 1))
+        for step, packs in enumerate(_draw(minibatches, per_epoch, config.epochs)):
+            rate = self._rate(step, steps)
+            loss, acted = self._backward(agent, loss_module, packs, first=step == 0)
+            losses.append(loss)
+            clipped, trained = clipped + acted, trained + sum(len(pack["targets"]) for pack in packs)
+            norms.append(self._clip_gradients(agent))
             if not math.isfinite(norms[-1]) or not math.isfinite(losses[-1]):
                 raise NumericsError(f"{agent}: loss {losses[-1]}, gradient norm {norms[-1]}: not finite")
+            for group in optimizer.param_groups:
+                group["lr"] = rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        every = {
-            key: torch.cat([r[key] for r in records]) for key in ("old_logprobs", "ref_logprobs", "entropy")
-        }
-        return UpdateStats(
-            num_tokens=len(every["entropy"]),
-            num_actions=num_actions,
-            loss=sum(losses) / len(losses),
-            kl=float((every["old_logprobs"] - every["ref_logprobs"]).mean()),
-            clipfrac=clipped / trained if steps > 1 else None,
-            entropy=float(every["entropy"].mean()),
-            grad_norm=sum(norms) / len(norms),
-            lr=float(optimizer.param_groups[0]["lr"]),
+        return _stats(
+            [pack for minibatch in minibatches for pack in minibatch],
+            losses=losses,
+            norms=norms,
+            clipfrac=clipped / trained if steps > 1 and trained else None,
+            lr=rate,
+        )
+
+    def _rate(self, step: int, steps: int) -> float:
+        """The learning rate of one of the optimizer steps of this update."""
+        total = self._config.steps
+        return learning_rate(
+            self._config, (self.version + step / steps) / total, (self.version + (step + 1) / steps) / total
         )
 
     def _backward(
-        self, agent: str, loss_module: ReinforcePPLoss, batch: TensorDict, *, first: bool, tally: list[int]
-    ) -> float:
-        """Accumulate the gradient of one optimizer batch, pack by pack; returns its loss."""
-        packs = list(batch.unbind(0))
-        num_tokens = sum(int(pack["trained"].sum()) for pack in packs)
-        total = 0.0
+        self, agent: str, loss_module: PolicyLoss, packs: Minibatch, *, first: bool
+    ) -> tuple[float, int]:
+        """Accumulate the gradient of one optimizer step, pack by pack; its loss, and where the clip acted.
+
+        The mean is over the tokens (or actions) of all packs and ranks, however they are divided.
+        """
+        unit = "lengths" if self._config.loss_mean == "sequence" else "targets"
+        denominator = sum(self._gathered(sum(len(pack[unit]) for pack in packs)))
+        total, acted = 0.0, 0
         for pack in packs:
-            pack["num_tokens"] = torch.tensor(max(num_tokens, 1))
+            pack["denominator"] = torch.tensor(denominator, dtype=torch.float64)
             out = loss_module(pack)
             if first and not float(out["max_log_ratio"]) <= MAX_DRIFT:
                 drift = float(out["max_log_ratio"])
                 raise NumericsError(f"{agent}: log ratio {drift:.2g} at the first minibatch, not 0")
             out["loss_objective"].backward()
             total += float(out["loss_objective"].detach())
-            tally[0] += int(out["clipped"])
-        tally[1] += num_tokens
-        return total
+            acted += int(out["clipped"])
+        return sum(self._gathered(total)), acted
+
+    def _gathered(self, value: float) -> list[float]:
+        """The number of each rank."""
+        mine = torch.tensor([value], dtype=torch.float64)
+        return [float(part) for part in (self._gather(mine) if self._gather is not None else [mine])]
+
+    def _clip_gradients(self, agent: str) -> float:
+        """Sum the gradients over ranks, clip them; their norm before."""
+        parameters = self._policies.parameters(agent)
+        if self._gather is not None:
+            for p in parameters:
+                mine = torch.zeros_like(p) if p.grad is None else p.grad
+                p.grad = torch.stack(list(self._gather(mine.double().cpu()))).sum(0).to(mine)
+        return float(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm))
 
 
-def _record(
-    pack: Pack, samples: Sequence[SampleCredit], old: Tensor, ref: Tensor, entropy: Tensor
-) -> TensorDict:
-    sampler = torch.cat([samples[k].action.generation.logprobs for k in pack.members])
-    return TensorDict(
-        ids=pack.ids,
-        positions=pack.positions,
-        segment=pack.segment,
-        parent=pack.parent,
-        predictors=pack.predictors,
-        targets=pack.targets,
-        members=torch.tensor(pack.members),
-        lengths=torch.tensor(pack.lengths),
-        old_logprobs=old.cpu(),
-        ref_logprobs=ref.cpu(),
-        sampler_logprobs=sampler,
-        entropy=entropy.cpu(),
-        trained=torch.ones(len(pack.targets), dtype=torch.bool),
+def _draw(minibatches: list[Minibatch], per_epoch: int, epochs: int) -> Iterator[Minibatch]:
+    """The minibatches of every epoch, by a replay buffer; empty ones where other ranks have more."""
+    buffer = ReplayBuffer(
+        storage=LazyStackStorage(max(len(minibatches), 1)),
+        sampler=SamplerWithoutReplacement(shuffle=len(minibatches) > 1),
+        batch_size=1,
     )
+    if minibatches:
+        buffer.extend([TensorDict(packs=lazy_stack(minibatch)) for minibatch in minibatches])
+    for _ in range(epochs):
+        for k in range(per_epoch):
+            yield list(buffer.sample()[0]["packs"].unbind(0)) if k < len(minibatches) else []
 
 
-def _nothing(lr: float) -> UpdateStats:
+def _warn_of_groups_of_one(batch: ActionReturns) -> None:
+    alone = int((batch.group_size() == 1).sum())
+    if alone:
+        log.warning(
+            "%d of %d actions have no other of their group to compare with, and learn nothing from their "
+            "return; raise --samples-per-task",
+            alone,
+            len(batch.returns),
+        )
+
+
+def _stats(
+    packs: Sequence[TensorDict],
+    *,
+    losses: Sequence[float],
+    norms: Sequence[float],
+    clipfrac: float | None,
+    lr: float,
+) -> UpdateStats:
+    def of_tokens(key: str) -> Tensor:
+        return torch.cat([torch.empty(0), *(pack[key] for pack in packs)])
+
+    kl, entropy = of_tokens("old_logprobs") - of_tokens("ref_logprobs"), of_tokens("entropy")
     return UpdateStats(
-        num_tokens=0, num_actions=0, loss=None, kl=None, clipfrac=None, entropy=None, grad_norm=None, lr=lr
+        num_tokens=len(kl),
+        num_actions=sum(len(pack["members"]) for pack in packs),
+        loss=sum(losses) / len(losses) if losses else None,
+        kl=float(kl.mean()) if packs else None,
+        clipfrac=clipfrac,
+        entropy=float(entropy.mean()) if packs else None,
+        grad_norm=sum(norms) / len(norms) if norms else None,
+        lr=lr,
     )

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mappa_envs.coach.base import BUDGET_SPENT
+from mappa_envs.coach.limits import Usage
 from mappa_envs.stats import mean
 from mappa_envs.types import Episode, StopReason, Task, Turn
 
@@ -71,6 +73,7 @@ def step_metrics(
     adv_std: float | None = None,
     timings: Mapping[str, float],
     time_s: float,
+    coach_used: Usage | None = None,
 ) -> MetricLine:
     """The figures of one step.
 
@@ -83,6 +86,8 @@ def step_metrics(
     timings : wall-clock seconds of "rollout", "learn" and "sync". "coach" and "sandbox" are the sums over
         all turns unless given: they overlap each other, and may exceed the rollout.
     time_s : wall-clock seconds of the step.
+    coach_used : what the coach took for the step, calls without a verdict included; where nobody counted,
+        the sums over the verdicts.
     """
     counted = [item for item in rollouts if item.episode.stop_reason is not StopReason.INFRA]
     episodes = [item.episode for item in counted]
@@ -97,9 +102,12 @@ def step_metrics(
     line |= _times(turns, timings)
     rollout_s = timings.get("rollout")
     line["throughput/tokens_per_s"] = (line["tokens/generated"] or 0) / rollout_s if rollout_s else None
-    line["coach/cost_usd"] = math.fsum(turn.score.cost_usd for turn in turns if turn.score)
+    line |= _coach(turns, keys.agents, coach_used)
     ends = [item.episode.stop_reason for item in rollouts]
     line |= {f"stop/{reason}": ends.count(reason) for reason in StopReason}
+    line["stop/budget"] = sum(
+        any(turn.unscored_reason == BUDGET_SPENT for turn in episode.turns) for episode in episodes
+    )
     line["tool/error_rate"] = mean(not turn.tool.ok for turn in turns if turn.tool is not None)
     return {key: _finite(value) for key, value in line.items()}
 
@@ -146,6 +154,21 @@ def _lengths(rollouts: Sequence[EpisodeRollout], agents: Sequence[str]) -> Metri
     line: MetricLine = {"tokens/generated": sum(length for _, length in lengths)}
     for agent in agents:
         line[f"length/{agent}"] = mean(length for name, length in lengths if name == agent)
+    return line
+
+
+def _coach(turns: Sequence[Turn], agents: Sequence[str], used: Usage | None) -> MetricLine:
+    scores = [(turn.agent, turn.score) for turn in turns if turn.score]
+    line: MetricLine = {
+        "coach/cost_usd": math.fsum(score.cost_usd for _, score in scores),
+        "coach/prompt_tokens": sum(score.prompt_tokens for _, score in scores),
+        "coach/completion_tokens": sum(score.completion_tokens for _, score in scores),
+    }
+    if used is not None:
+        line = {f"coach/{name}": value for name, value in vars(used).items()}
+    line["coach/cached"] = sum(score.cached for _, score in scores)
+    for agent in agents:
+        line[f"coach/cost_usd/{agent}"] = math.fsum(score.cost_usd for name, score in scores if name == agent)
     return line
 
 

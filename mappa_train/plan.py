@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import mappa_envs
 from mappa_train.checkpoint import planned_path
+from mappa_train.coach_fit import calibrate
+from mappa_train.coaching import open_coach
 from mappa_train.config import Config, to_toml
 from mappa_train.model import EMBEDDED, find_cached
+from mappa_train.start import find_start
 
 if TYPE_CHECKING:
     from mappa_envs.pipeline import PipelineEnv
@@ -26,15 +29,21 @@ def make_env(config: Config, split: str | None = None, **shared: Any) -> Pipelin
         "split": split or config.split,
         "max_actions": (config.max_actions,) * 3,
         "prompt_style": config.prompt_style,
-        "coach": config.coach,
         "sandbox": config.sandbox,
         "visibility": config.visibility,
         "handover": config.handover,
         "ground_truth": config.ground_truth,
+        "scoring": config.scoring,
     }
     if config.env.removeprefix("mappa/") == "mathchat-v0":
         settings["max_tokens"] = config.max_new_tokens  # its prompts tell the agents
+        # Solver and verifier speak once; several messages are for mending a program.
+        settings["max_actions"] = (1, config.max_actions, 1)
+    if "coach" not in shared:
+        settings["coach"] = open_coach(config)
     env = mappa_envs.make(config.env, **{**settings, **shared})
+    if config.coach_calibration and "coach" not in shared:
+        calibrate(env, config)
     if config.max_tasks and split in (None, config.split):
         env.tasks = env.tasks[: config.max_tasks]
     return env
@@ -57,12 +66,14 @@ def plan(config: Config) -> list[str]:
     folder = planned_path(config)
     place = next(item for item in (folder, *folder.absolute().parents) if item.exists())
     kept = find_cached(config.model)
+    start = find_start(config, env.possible_agents)
     return [
         f"env:      {config.env}",
-        f"agents:   {', '.join(env.possible_agents)}, at most {config.max_actions} action(s) each",
+        f"agents:   {', '.join(env.possible_agents)}; max_actions {config.max_actions}",
         f"tasks:    {len(env.tasks)} ({', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))})",
         f"episodes: {count} = {config.steps} steps x {config.episodes_per_step}; {per_step} task(s) a step",
         f"model:    {kept.description if kept else _fetch(config.model)}",
+        *([f"start:    {start}"] if start is not None else []),
         f"coach:    {config.coach}; sandbox: {config.sandbox}",
         f"run:      {folder} ({shutil.disk_usage(place).free / 1e9:.1f} GB free)",
     ]

@@ -5,30 +5,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from mappa_envs.coach.limits import Usage
 from mappa_envs.errors import ConfigError, UnavailableError
 from mappa_envs.pipeline import PipelineEnv, large_files
 from mappa_envs.sandbox import Sandbox, open_sandbox
 from mappa_train.checkpoint import Checkpoint, RunFolder
+from mappa_train.coach_fit import keep_calibration
+from mappa_train.coaching import count_earlier, has_budget, out_of_budget, used_by
 from mappa_train.config import Config
 from mappa_train.credit import returns
+from mappa_train.debias import Debias
 from mappa_train.engine.base import Engine
 from mappa_train.engine.transformers import TransformersEngine
 from mappa_train.learner import AdvantageStats, Learner
 from mappa_train.metrics import EventWriter, MetricKeys, step_metrics
 from mappa_train.model import load_pretrained
+from mappa_train.monitors import CoachMonitor
 from mappa_train.plan import make_env
 from mappa_train.policies import FullPolicies, LoRAPolicies, Policies
 from mappa_train.progress import Progress
-from mappa_train.report import write_report
+from mappa_train.report import read_episodes, write_report
 from mappa_train.rollout import RolloutTimes, collect, plan_step
 from mappa_train.tokens import ChatTokenizer
 from mappa_train.types import EpisodeRollout, SampleCredit, UpdateStats
@@ -57,8 +63,8 @@ def open_team(config: Config, *, split: str | None = None, num_envs: int, coache
 
     Not `coached`: nobody scores, and the coach of the settings is not even made.
     """
-    folder = load_pretrained(config.model).folder
     first = make_env(config, split) if coached else make_env(config, split, coach=None)
+    folder = load_pretrained(config.model).folder
     sandbox = open_sandbox(config.sandbox, shared=large_files(first.tasks))
     shared: dict[str, Any] = {"tasks": first.tasks, "sandbox": sandbox, "coach": first.coach}
     envs = [make_env(config, split, **shared) for _ in range(num_envs)]
@@ -82,32 +88,53 @@ def train(config: Config, run: RunFolder, progress: Progress, resume: bool = Fal
     """Train a team and leave everything about it in the run folder.
 
     Raises `UnavailableError` when the coach left more than `max_unscored` of a step's actions unscored;
-    whatever was finished is in a checkpoint then, as after an interruption.
+    whatever was finished is in a checkpoint then, as after an interruption. The step in which the coach's
+    budget is spent is the last: learned from as far as it is scored, and in a checkpoint.
     """
     if config.returns == "to_go":
         log.warning("--returns to_go grows with the actions left: a long failure can outrank a short success")
+    config = keep_calibration(config, run)
     with closing(open_team(config, num_envs=config.episodes_per_step)) as team:
+        if run.start_path.is_dir():
+            load_weights(run.start_path, team.policies)
+            team.policies.freeze_reference()
         learner = Learner(team.policies, config)
-        done = _restore(run.load(), run, team.policies, learner) if resume else 0
-        saved = done
+        debias = Debias(config.debias)
+        done = _restore(run.load(), run, team.policies, learner, debias) if resume else 0
+        saved, seen = done, debias.state()
+        coach = team.envs[0].coach
+        count_earlier(coach, run.read_metrics())
         keys = MetricKeys.of(team.envs[0].possible_agents, team.envs[0].tasks)
+        monitor = CoachMonitor(keys.agents, run.read_metrics(), partial(read_episodes, run.path))
         progress.start(config.steps, keys.agents, first_step=done + 1)
         with closing(EventWriter(run.events_path, done)) as events:
             try:
-                for step in range(done + 1, config.steps + 1):
-                    line = _step(step, config, run, team, learner, keys, progress)
+                for step in range(done + 1, config.steps + 1 if has_budget(coach) else 0):
+                    line = _step(step, config, run, team, learner, debias, keys, monitor, progress)
                     events.write(line)
-                    done = step
-                    if step % config.checkpoint_every == 0 or step == config.steps:
-                        _save(run, step, team.policies, learner)
+                    done, seen = step, debias.state()
+                    is_last = step == config.steps or bool(line["stop/budget"])
+                    if step % config.checkpoint_every == 0 or is_last:
+                        _save(run, step, team.policies, learner, seen)
                         saved = step
                     write_report(run.path)
                     progress.step(line)
+                    if is_last:
+                        break
             finally:
                 # In the middle of an update the weights are of no step at all.
                 if done > saved and learner.intact and learner.version == done:
-                    _save(run, done, team.policies, learner)
+                    _save(run, done, team.policies, learner, seen)
     lines = run.read_metrics()
+    if done < config.steps:
+        log.warning(
+            "the coach's budget of %g USD is spent: the run ends after step %d of %d. To go on, raise "
+            "coach_budget_usd in %s and resume",
+            config.coach_budget_usd,
+            done,
+            config.steps,
+            run.path / "config.toml",
+        )
     progress.finish(lines[0], lines[-1], run.path)
 
 
@@ -117,22 +144,28 @@ def _step(
     run: RunFolder,
     team: Team,
     learner: Learner,
+    debias: Debias,
     keys: MetricKeys,
+    monitor: CoachMonitor,
     progress: Progress,
 ) -> dict[str, float | int | None]:
     start = time.perf_counter()
     # One seed a step: a resumed run shuffles its minibatches as the uninterrupted one would.
     torch.manual_seed(config.seed * 1_000_003 + step)
     team.engine.sync(learner.version)
+    before = used_by(team.envs[0].coach)
     rollouts, times = _rollout(step, config, team, progress)
+    run.append_episodes(step, rollouts)
     _check_scored(step, config, rollouts)
     progress.phase("learn", 0, 1)
     learning = time.perf_counter()
-    samples = credit_samples(rollouts, config)
+    samples = credit_samples(debias.apply(rollouts), config)
     updates, advantages = learner.update(samples)
     learn_s = time.perf_counter() - learning
-    line = _line(step, rollouts, samples, updates, advantages, keys, times, learn_s, start)
-    run.append_episodes(step, rollouts)
+    after = used_by(team.envs[0].coach)
+    used = after - before if before and after else None
+    line = _line(step, rollouts, samples, updates, advantages, keys, times, used, learn_s, start)
+    line |= monitor.figures(line, [item.episode for item in rollouts])
     run.append_metrics(line)
     return line
 
@@ -179,6 +212,7 @@ def credit_samples(rollouts: Sequence[EpisodeRollout], config: Config) -> list[S
             samples.append(
                 SampleCredit(
                     action=action,
+                    task_id=rollout.episode.task_id,
                     task_type=rollout.episode.task_type,
                     episode_index=rollout.index,
                     ret=None if left_out else float(values[action.turn]),
@@ -190,7 +224,7 @@ def credit_samples(rollouts: Sequence[EpisodeRollout], config: Config) -> list[S
 def _check_scored(step: int, config: Config, rollouts: Sequence[EpisodeRollout]) -> None:
     turns = [turn for rollout in rollouts for turn in rollout.episode.turns]
     unscored = [turn for turn in turns if turn.final_score is None]
-    if config.returns == "outcome":
+    if config.returns == "outcome" or any(out_of_budget(rollout.episode) for rollout in rollouts):
         return
     if len(unscored) > config.max_unscored * len(turns):
         why = unscored[0].unscored_reason
@@ -208,6 +242,7 @@ def _line(
     advantages: AdvantageStats,
     keys: MetricKeys,
     times: RolloutTimes,
+    coach_used: Usage | None,
     learn_s: float,
     start: float,
 ) -> dict[str, float | int | None]:
@@ -222,14 +257,23 @@ def _line(
         adv_std=advantages.std,
         timings={"rollout": times.rollout, "learn": learn_s, "sync": 0.0},
         time_s=time.perf_counter() - start,
+        coach_used=coach_used,
     )
 
 
-def _save(run: RunFolder, step: int, policies: Policies, learner: Learner) -> None:
+def _save(
+    run: RunFolder, step: int, policies: Policies, learner: Learner, seen: dict[str, Any] | None
+) -> None:
+    state = {"learner": learner.state(), "rng": torch.get_rng_state(), "cursor": step, "debias": seen}
+    save_weights(run, step, policies, state)
+
+
+def save_weights(run: RunFolder, step: int, policies: Policies, state: Mapping[str, Any]) -> None:
+    """A checkpoint of every agent's weights, and of `state` beside them."""
+
     def writer(agent: str) -> Any:
         return lambda folder: save_file(policies.state(agent), folder / WEIGHTS)
 
-    state = {"learner": learner.state(), "rng": torch.get_rng_state(), "cursor": step}
     run.save(step, {agent: writer(agent) for agent in policies.agents}, state)
 
 
@@ -242,9 +286,12 @@ def load_weights(checkpoint: Path, policies: Policies) -> None:
         policies.load_state(agent, load_file(path))
 
 
-def _restore(checkpoint: Checkpoint, run: RunFolder, policies: Policies, learner: Learner) -> int:
+def _restore(
+    checkpoint: Checkpoint, run: RunFolder, policies: Policies, learner: Learner, debias: Debias
+) -> int:
     load_weights(checkpoint.folder, policies)
     learner.load_state(checkpoint.state["learner"])
+    debias.load_state(checkpoint.state.get("debias"))
     torch.set_rng_state(checkpoint.state["rng"])
     run.truncate(checkpoint.step)
     return checkpoint.step

@@ -66,6 +66,7 @@ class SampleCredit:
     """
 
     action: Action
+    task_id: str
     task_type: str
     episode_index: int
     ret: float | None
@@ -73,10 +74,11 @@ class SampleCredit:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateStats:
-    """What one update of one agent showed. All are means over trained tokens but `grad_norm` and `lr`.
+    """What one update of one agent showed.
 
-    `kl` is log π_old − log π_ref (k1), in nats a token. `clipfrac` is None when there was one
-    minibatch and one epoch, since the clip cannot act then.
+    Means over the trained tokens (of this rank), those of `loss` and `grad_norm` over the optimizer steps;
+    `lr` is the last one's. `kl` is log π_old − log π_ref (k1), in nats a token. `clipfrac` is None when there
+    was one minibatch and one epoch, since the clip cannot act then.
     """
 
     num_tokens: int

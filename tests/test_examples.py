@@ -58,6 +58,14 @@ def run(name: str, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
+def test_the_expert_in_mathematics_is_evaluated() -> None:
+    shown = run("evaluate_team.py", "--env", "mathchat-v0", "--tasks", "6")
+    rows = [line.split() for line in shown.splitlines() if "-test-" in line]
+    assert len(rows) == 6
+    assert all(row[2:] in (["1", "1", "1", "1"], ["0", "0", "0", "0"]) for row in rows), rows
+
+
 def test_five_roles_loop_back() -> None:
     shown = run("five_role_team.py")
     agents = [line.split()[2] for line in shown.splitlines() if line.startswith("--- ")]
@@ -169,7 +177,15 @@ def test_an_endpoint_plays_every_seat(endpoint: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "last_line"), [("README.md", "titanic-age"), ("docs/sandbox.md", "(1, 2)\n 0 None None ()")]
+    ("page", "last_line"),
+    [
+        ("README.md", "titanic-age"),
+        ("docs/sandbox.md", "(1, 2)\n 0 None None ()"),
+        ("docs/coach.md", "1.0\nNone\n[(8.0, None), (1.0, None), (None, 'there is no code to judge')]"),
+        ("docs/scoring.md", "analyst_0 0.0\ndata_engineer_0 0."),
+        ("docs/dsbench.md", "dsbench/no_test_table data_engineer_0 ["),
+        ("docs/mathchat.md", "code_executor_0 0.0 ["),
+    ],
 )
 def test_the_python_blocks_of_a_page_run_as_one_script(page: str, last_line: str, tmp_path: Path) -> None:
     text = (EXAMPLES.parent / page).read_text("utf-8")

@@ -1,6 +1,6 @@
 """Coaches: they look at one action with all its evidence and score it 0–10.
 
-    >>> coach = make_coach("rubric")
+    >>> coach = make_coach("rubric")  # or "llm:gemini/gemini-2.5-flash", with its options
     >>> verdict = await coach.score(request)
 
 Your own: `register_coach("mine", MyCoach)`, then `make_coach("mine", **options)`, or `--coach mine`.
@@ -10,23 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mappa_envs.coach.base import Coach, CoachRequest, EpisodeRequest, HindsightCoach
+from mappa_envs.coach.base import BUDGET_SPENT, Coach, CoachRequest, EpisodeRequest, HindsightCoach
 from mappa_envs.coach.fake import FakeCoach
+from mappa_envs.coach.llm import LLMCoach
+from mappa_envs.coach.parse import parse_verdict
 from mappa_envs.coach.rubric import RubricCoach
 from mappa_envs.errors import ConfigError
 
 __all__ = [
+    "BUDGET_SPENT",
     "Coach",
     "CoachRequest",
     "EpisodeRequest",
     "FakeCoach",
     "HindsightCoach",
+    "LLMCoach",
     "RubricCoach",
     "make_coach",
+    "parse_verdict",
     "register_coach",
 ]
 
-_FACTORIES: dict[str, Callable[..., Coach]] = {"rubric": RubricCoach, "fake": FakeCoach}
+_FACTORIES: dict[str, Callable[..., Coach]] = {"rubric": RubricCoach, "fake": FakeCoach, "llm": LLMCoach}
 
 
 def make_coach(name: str, **options: object) -> Coach:

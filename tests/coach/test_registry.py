@@ -32,7 +32,9 @@ def test_known_names() -> None:
 
 
 def test_unknown_names_and_options_say_what_there_is() -> None:
-    with pytest.raises(ConfigError, match=r"no coach 'oracle'; the coaches are fake, rubric.*register_coach"):
+    with pytest.raises(
+        ConfigError, match=r"no coach 'oracle'; the coaches are fake, llm, rubric.*register_coach"
+    ):
         make_coach("oracle")
     with pytest.raises(ConfigError, match="options"):
         make_coach("rubric", mood="kind")

@@ -90,3 +90,23 @@ def test_an_environment_has_defaults_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('env = "mathchat-v0"\nexploring_starts = 0.25\n')
     assert resolve({}, file=file).exploring_starts == 0.25
+
+
+def test_hindsight_implies_per_action_returns(tmp_path: Path) -> None:
+    assert resolve({}).scoring == "deferred"
+    assert resolve({"scoring": "hindsight"}).returns == "per_action"
+    assert resolve({"scoring": "hindsight"}, preset="paper-dsbench").returns == "per_action"
+    assert resolve({"scoring": "deferred"}).returns == resolve({}).returns
+    again = tmp_path / "config.toml"
+    again.write_text(to_toml(resolve({"scoring": "hindsight"})))
+    assert resolve({}, file=again) == resolve({"scoring": "hindsight"})
+
+
+@pytest.mark.parametrize("settings", [{"returns": "to_go"}, {"returns": "outcome"}, {"algorithm": "outcome"}])
+def test_hindsight_refuses_other_returns(settings: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="per_action"):
+        resolve({"scoring": "hindsight", **settings})
+    file = tmp_path / "config.toml"
+    file.write_text('scoring = "hindsight"\n')
+    with pytest.raises(ConfigError, match="per_action"):
+        resolve(settings, file=file)

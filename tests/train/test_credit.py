@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import make_action
 from torch import Tensor
 
 from mappa_envs.errors import ConfigError
-from mappa_train.credit import moments, normalize, returns, token_returns
+from mappa_train.credit import group_numbers, moments, normalize, returns, token_returns
+from mappa_train.types import SampleCredit
 
 SCORED = torch.tensor([True, True, True])
 REWARDS = torch.tensor([0.2, 0.8, 0.5])
@@ -57,6 +60,7 @@ def test_an_unscored_action_is_left_out_of_the_mean() -> None:
     close(other, returns(REWARDS, scored, 0.5, "to_go_mean").tolist())
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1), st.lists(st.booleans(), min_size=1, max_size=8))
 def test_an_outage_changes_nobody_on_equal_scores(r: float, scored: list[bool]) -> None:
     """Where all scores are r, G is what it would be without the outage, in both modes."""
@@ -133,6 +137,7 @@ def test_no_warning_where_returns_differ(caplog: pytest.LogCaptureFixture) -> No
     assert not caplog.records
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=6), min_size=1, max_size=5))
 def test_moments_over_ranks_equal_the_direct_ones(ranks: list[list[float]]) -> None:
     parts = [torch.tensor(values, dtype=torch.float64) for values in ranks]
@@ -177,3 +182,53 @@ def test_normalize_over_ranks_equals_one_rank() -> None:
         for part in (values[:3], values[3:])
     ]
     torch.testing.assert_close(torch.cat(parts), whole, atol=1e-6, rtol=0)
+
+
+def sample(task: str, episode: int, turn: int, ret: float | None = 0.5, agent: str = "a") -> SampleCredit:
+    action = replace(make_action(agent, [2], [3]), turn=turn)
+    return SampleCredit(action=action, task_id=task, task_type="t", episode_index=episode, ret=ret)
+
+
+def test_a_group_is_one_agents_kth_actions_on_one_task() -> None:
+    """Turns differ between episodes; what counts is the how-many-th of the agent, unscored ones included."""
+    samples = [
+        sample("x", 0, 0),
+        sample("x", 0, 1, agent="b"),
+        sample("x", 0, 3),  # a's second
+        sample("x", 1, 1, ret=None),  # a's first, left out of learning
+        sample("x", 1, 4),  # a's second
+        sample("x", 2, 0),  # a's first
+        sample("y", 3, 0),  # another task, alone
+        sample("x", 4, 0, agent="b"),
+    ]
+    chosen = [s for s in samples if s.ret is not None]
+    assert group_numbers(chosen, samples) == [0, 1, 2, 2, 0, 3, 1]
+
+
+def test_a_place_that_one_episode_has_joins_the_one_before() -> None:
+    samples = [sample("x", 0, k) for k in range(4)] + [sample("x", 1, 0), sample("x", 1, 1)]
+    # The third and fourth of episode 0 have no counterpart: both join the second.
+    assert group_numbers(samples, samples) == [0, 1, 1, 1, 0, 1]
+    # One episode alone: its actions are not compared with each other.
+    assert group_numbers(samples[:4], samples) == [0, 1, 2, 3]
+    assert group_numbers([], []) == []
+
+
+def test_normalize_with_the_sample_variance() -> None:
+    out = normalize(torch.tensor([1.0, 2.0, 3.0, 6.0]), torch.ones(4, dtype=torch.bool), correction=1)
+    close(out, [x / math.sqrt(14 / 3) for x in (-2, -1, 0, 3)], 1e-6)
+
+
+def test_a_rank_without_tokens_still_gathers() -> None:
+    """Every rank makes a call for each scope that any of them has, or the others would wait for ever."""
+    calls: list[Tensor] = []
+
+    def gather(mine: Tensor) -> list[Tensor]:
+        calls.append(mine)
+        return [mine, torch.tensor([2.0, 0.5, 0.5], dtype=torch.float64)]
+
+    nothing, no_mask = torch.empty(0), torch.empty(0, dtype=torch.bool)
+    assert normalize(nothing, no_mask, dist=gather).shape == (0,)
+    assert len(calls) == 1
+    normalize(nothing, no_mask, [], gather, scopes=("a", "b"))
+    assert len(calls) == 3

@@ -28,8 +28,9 @@ from tiny import (
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 
-from mappa_train.algorithms.reinforce_pp import ReinforcePPLoss, token_logprobs
+from mappa_train.algorithms.reinforce_pp import ReinforcePP
 from mappa_train.learner import Learner, NumericsError
+from mappa_train.loss import PolicyLoss, token_logprobs
 from mappa_train.packing import Sample, make_packs
 from mappa_train.policies import FullPolicies, LoRAPolicies
 from mappa_train.types import SampleCredit
@@ -69,6 +70,11 @@ def delta_of_update(
     return all_weights(policies) - before
 
 
+def packs_of(minibatches: Sequence[TensorDict]) -> list[TensorDict]:
+    """What a learner hands to its replay buffer, pack by pack."""
+    return [pack for minibatch in minibatches for pack in minibatch["packs"].unbind(0)]
+
+
 def relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
@@ -77,14 +83,14 @@ def test_kl_is_0_and_ratio_1_at_the_first_update(
     policies: LoRAPolicies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ratios = []
-    forward = ReinforcePPLoss.forward
+    forward = PolicyLoss.forward
 
-    def watched(self: ReinforcePPLoss, record: TensorDict) -> TensorDict:
+    def watched(self: PolicyLoss, record: TensorDict) -> TensorDict:
         out = forward(self, record)
         ratios.append(float(out["max_log_ratio"]))
         return out
 
-    monkeypatch.setattr(ReinforcePPLoss, "forward", watched)
+    monkeypatch.setattr(PolicyLoss, "forward", watched)
     updates, _ = Learner(policies, make_config()).update(make_samples(policies, RETS))
     assert {agent: updates[agent].kl for agent in AGENTS} == dict.fromkeys(AGENTS, 0.0)
     assert ratios
@@ -135,7 +141,7 @@ def test_a_ratio_that_is_not_1_at_first_is_an_error(
     extend = ReplayBuffer.extend
 
     def shifted(self: ReplayBuffer, records: list[TensorDict]) -> Any:
-        for record in records:
+        for record in packs_of(records):
             record["old_logprobs"] = record["old_logprobs"] + 0.01
         return extend(self, records)
 
@@ -163,18 +169,18 @@ def test_torchrl_really_carries_the_update(policies: LoRAPolicies, monkeypatch: 
     """Every record passes through the buffer and the loss; without either nothing is learned."""
     stored: list[TensorDict] = []
     lost: list[int] = []
-    extend, forward = ReplayBuffer.extend, ReinforcePPLoss.forward
+    extend, forward = ReplayBuffer.extend, PolicyLoss.forward
 
     def counted_extend(self: ReplayBuffer, records: list[TensorDict]) -> Any:
-        stored.extend(records)
+        stored.extend(packs_of(records))
         return extend(self, records)
 
-    def counted_forward(self: ReinforcePPLoss, record: TensorDict) -> TensorDict:
+    def counted_forward(self: PolicyLoss, record: TensorDict) -> TensorDict:
         lost.append(len(record["targets"]))
         return forward(self, record)
 
     monkeypatch.setattr(ReplayBuffer, "extend", counted_extend)
-    monkeypatch.setattr(ReinforcePPLoss, "forward", counted_forward)
+    monkeypatch.setattr(PolicyLoss, "forward", counted_forward)
     samples = make_samples(policies, RETS)
     Learner(policies, make_config()).update(samples)
     num_tokens = sum(len(s.action.generation.token_ids) for s in samples)
@@ -183,14 +189,14 @@ def test_torchrl_really_carries_the_update(policies: LoRAPolicies, monkeypatch: 
 
 
 def test_the_loss_decides_the_update(policies: LoRAPolicies, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = ReinforcePPLoss.forward
+    forward = PolicyLoss.forward
 
-    def silent(self: ReinforcePPLoss, record: TensorDict) -> TensorDict:
+    def silent(self: PolicyLoss, record: TensorDict) -> TensorDict:
         out = forward(self, record)
         out["loss_objective"] = out["loss_objective"] * 0.0
         return out
 
-    monkeypatch.setattr(ReinforcePPLoss, "forward", silent)
+    monkeypatch.setattr(PolicyLoss, "forward", silent)
     before = all_weights(policies)
     Learner(policies, make_config()).update(make_samples(policies, RETS))
     assert torch.equal(all_weights(policies), before)
@@ -304,7 +310,7 @@ def test_scope_of_normalization(policies: LoRAPolicies, monkeypatch: pytest.Monk
     extend, train = ReplayBuffer.extend, Learner._train
 
     def counted(self: ReplayBuffer, records: list[TensorDict]) -> Any:
-        stored[names[-1]] = list(records)
+        stored[names[-1]] = packs_of(records)
         return extend(self, records)
 
     names: list[str] = []
@@ -319,14 +325,14 @@ def test_scope_of_normalization(policies: LoRAPolicies, monkeypatch: pytest.Monk
     Learner(policies, make_config(norm=norm)).update(samples)
     scopes: dict[str, list[Tensor]] = {}
     for agent, records in stored.items():
-        mine = [s for s in samples if s.action.agent == agent]
         for record in records:
             parts = record["advantages"].split(record["lengths"].tolist())
             for k, part in zip(record["members"].tolist(), parts, strict=True):
-                scope = {"agent": agent, "task_type": mine[k].task_type}.get(norm, "all")
+                assert samples[k].action.agent == agent
+                scope = {"agent": agent, "task_type": samples[k].task_type}.get(norm, "all")
                 scopes.setdefault(scope, []).append(part)
                 if norm == "none":
-                    torch.testing.assert_close(part, torch.full_like(part, float(mine[k].ret or 0)))
+                    torch.testing.assert_close(part, torch.full_like(part, float(samples[k].ret or 0)))
     assert len(scopes) == {"global": 1, "none": 1}.get(norm, 2)
     for parts in scopes.values():
         whole = torch.cat(parts).double()
@@ -357,14 +363,14 @@ def test_clipfrac_is_undefined_with_a_single_step(policies: LoRAPolicies) -> Non
 
 
 def test_loss_of_one_record_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L = −Σ w · min(ρA, clip(ρ, 1 ± ε)A) / N, w = min(π_old / π_sampler, 2), over trained tokens."""
+    """L = Σ c (−w · min(ρA, clip(ρ, 1 ± ε)A) + β · k3) / N, w = min(π_old / π_sampler, 2)."""
     policies = FullPolicies(folder, AGENTS[:1])
     (sample,) = make_samples(policies, (1.0,), agents=AGENTS[:1])
     caught: list[TensorDict] = []
     extend = ReplayBuffer.extend
 
     def catch(self: ReplayBuffer, records: list[TensorDict]) -> Any:
-        caught.extend(records)
+        caught.extend(packs_of(records))
         return extend(self, records)
 
     with no_autocast(monkeypatch):
@@ -380,16 +386,23 @@ def test_loss_of_one_record_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatc
         shift[:4] = torch.tensor([0.5, -0.5, 0.5, -0.5])
         advantages = torch.ones(n)
         advantages[2:4] = -1.0
-        trained = torch.arange(n) != n - 1
+        weights = 1.0 * (torch.arange(n) != n - 1)
         off = torch.linspace(-2, 2, n)
         old = logprobs - shift
-        record["old_logprobs"], record["advantages"], record["trained"] = old, advantages, trained
-        record["sampler_logprobs"], record["num_tokens"] = old - off, torch.tensor(7)
-        out = ReinforcePPLoss(policies.activate(AGENTS[0]), clip=0.2, temperature=0.7)(record)
+        ref = logprobs - torch.linspace(-1, 2, n)
+        record["old_logprobs"], record["advantages"], record["weights"] = old, advantages, weights
+        record["sampler_logprobs"], record["denominator"] = old - off, torch.tensor(7)
+        record["ref_logprobs"] = ref
+        model = policies.activate(AGENTS[0])
+        out = PolicyLoss(model, ReinforcePP(), clip=0.2, temperature=0.7)(record)
+        with_kl = PolicyLoss(model, ReinforcePP(), clip=0.2, temperature=0.7, beta=0.3)(record)
     ratio = shift.exp()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-    wanted = -(surrogate * off.exp().clamp(max=2.0))[trained].sum() / 7
+    wanted = -(surrogate * off.exp().clamp(max=2.0) * weights).sum() / 7
     torch.testing.assert_close(out["loss_objective"].detach(), wanted, atol=1e-4, rtol=0)
+    # The penalty is not weighted by w: k3 = π_ref/π − 1 − log(π_ref/π).
+    wanted += 0.3 * (((ref - logprobs).exp() - 1 - (ref - logprobs)) * weights).sum() / 7
+    torch.testing.assert_close(with_kl["loss_objective"].detach(), wanted, atol=1e-4, rtol=0)
     assert int(out["clipped"]) == 2  # ratio 1.65 with A > 0, ratio 0.61 with A < 0
 
 

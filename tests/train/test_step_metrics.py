@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from run_fakes import AGENTS, KEYS, make_episode, make_line, make_rollout, make_turn, make_update
 
-from mappa_envs.types import StopReason, Task, ToolResult
+from mappa_envs.coach import BUDGET_SPENT
+from mappa_envs.coach.limits import Usage
+from mappa_envs.types import CoachScore, StopReason, Task, ToolResult
 from mappa_train.metrics import EventWriter, MetricKeys, step_metrics
 
 
@@ -16,9 +18,10 @@ def test_the_keys_of_the_contract_are_there() -> None:
     fixed = {"step", "time_s", "episodes", "actions", "unscored", "score/mean", "return/mean", "adv/mean"}
     fixed |= {"adv/std", "outcome/success", "tokens/generated", "tokens/trained", "throughput/tokens_per_s"}
     fixed |= {f"time/{name}" for name in ("rollout", "coach", "sandbox", "learn", "sync")}
-    fixed |= {"coach/cost_usd", "tool/error_rate", "score_by/classification", "score_by/regression"}
+    fixed |= {"coach/cost_usd", "coach/prompt_tokens", "coach/completion_tokens", "coach/cached"}
+    fixed |= {"stop/budget", "tool/error_rate", "score_by/classification", "score_by/regression"}
     fixed |= {f"stop/{name}" for name in ("done", "max_turns", "time", "context", "infra")}
-    by_agent = ("score", "kl", "clipfrac", "entropy", "loss", "grad_norm", "lr", "length")
+    by_agent = ("coach/cost_usd", "score", "kl", "clipfrac", "entropy", "loss", "grad_norm", "lr", "length")
     assert fixed | {f"{name}/{agent}" for name in by_agent for agent in AGENTS} <= set(line)
 
 
@@ -39,6 +42,19 @@ def test_means_are_over_scored_actions_only() -> None:
     assert line["score/mean"] == 3.0
     assert line["score/checker_0"] is None
     assert line["coach/cost_usd"] == 0.5
+
+
+def test_the_coach_is_paid_for_calls_without_a_verdict_too() -> None:
+    verdict = CoachScore(score=5, reason="", prompt_tokens=30, completion_tokens=4, cost_usd=0.5, cached=True)
+    late = make_turn(1, AGENTS[1], None, unscored_reason=BUDGET_SPENT)
+    rollouts = [make_rollout(0, make_episode(turns=(make_turn(0, AGENTS[0], 5.0, score=verdict), late)))]
+    line = make_line(1, rollouts)
+    assert (line["coach/prompt_tokens"], line["coach/completion_tokens"]) == (30, 4)
+    assert (line["coach/cost_usd/writer_0"], line["coach/cost_usd/checker_0"]) == (0.5, 0.0)
+    assert (line["coach/cached"], line["stop/budget"]) == (1, 1)
+    used = Usage(prompt_tokens=90, completion_tokens=9, cost_usd=2.0)
+    line = make_line(1, rollouts, coach_used=used)
+    assert (line["coach/prompt_tokens"], line["coach/cost_usd"]) == (90, 2.0)
 
 
 def test_tokens_times_and_throughput() -> None:

@@ -102,6 +102,7 @@ def make_samples(
     return [
         SampleCredit(
             action=Action(agent=r.agent, turn=0, prompt_ids=r.prompt_ids, generation=answer),
+            task_id=("iris", "wine")[k // 4 % 2],
             task_type=("classification", "regression")[k // 2 % 2],
             episode_index=k,
             ret=ret,
@@ -143,7 +144,7 @@ def no_autocast(monkeypatch: Any) -> Iterator[None]:
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
-        patch.setattr("mappa_train.algorithms.reinforce_pp.hidden_states", hidden_states)
+        patch.setattr("mappa_train.loss.hidden_states", hidden_states)
         yield
 
 

@@ -1,0 +1,56 @@
+"""Reads a coach's answer on a whole episode."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mappa_envs.coach.parse import VerdictError, read_actions, read_shares, to_score
+from mappa_envs.types import CoachScore
+
+Verdicts = list[CoachScore | None]
+
+
+def read_episode(
+    text: str, agents: Collection[str], num_actions: int, outcome: float | None, *, last: bool
+) -> Verdicts:
+    """One verdict an action, in their order, with the outcome split over them where it is known.
+
+    Raises `VerdictError` if anything cannot be used; on the `last` try only if nothing can: then a bad entry
+    is None, and a split that does not add up is left out of all.
+    """
+    entries = read_actions(text, agents, num_actions)
+    verdicts: Verdicts = []
+    for turn, entry in enumerate(entries):
+        try:
+            if isinstance(entry, VerdictError):
+                raise entry
+            verdicts.append(to_score({**entry, "revisions": None}, agents, None))
+        except VerdictError as error:
+            if not last:
+                raise VerdictError(f"turn {turn}: {error}") from None
+            verdicts.append(None)
+    if all(verdict is None for verdict in verdicts):
+        raise VerdictError("no entry can be used")
+    if outcome is None:
+        return verdicts
+    try:
+        return _split(verdicts, entries, outcome)
+    except VerdictError:
+        if not last:
+            raise
+        return verdicts
+
+
+def _split(verdicts: Verdicts, entries: list[Mapping[str, Any] | VerdictError], outcome: float) -> Verdicts:
+    def parts(name: str, total: float) -> list[float]:
+        values = [0.0 if isinstance(entry, VerdictError) else entry.get(name) for entry in entries]
+        # Where there is nothing to share out, whatever was said means nothing.
+        return [total * share for share in read_shares(values, name)] if total else [0.0] * len(values)
+
+    raised, lowered = parts("raised", outcome), parts("lowered", 1 - outcome)
+    return [
+        verdict and replace(verdict, raised=up, lowered=down)
+        for verdict, up, down in zip(verdicts, raised, lowered, strict=True)
+    ]
