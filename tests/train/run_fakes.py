@@ -27,7 +27,7 @@ def make_turn(index: int, agent: str, score: float | None = 6.0, **fields: Any) 
         "sandbox_s": 0.5,
         "coach_s": 0.25,
     }
-    return Turn(**({"index": index, "agent": agent, "score": verdict, "final_score": score} | known | fields))
+    return Turn(index=index, agent=agent, score=verdict, final_score=score, **(known | fields))
 
 
 def _file(path: str) -> FileRecord:

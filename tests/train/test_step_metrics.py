@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_means_are_over_scored_actions_only() -> None:
 def test_the_coach_is_paid_for_calls_without_a_verdict_too() -> None:
     verdict = CoachScore(score=5, reason="", prompt_tokens=30, completion_tokens=4, cost_usd=0.5, cached=True)
     late = make_turn(1, AGENTS[1], None, unscored_reason=BUDGET_SPENT)
-    rollouts = [make_rollout(0, make_episode(turns=(make_turn(0, AGENTS[0], 5.0, score=verdict), late)))]
+    rollouts = [make_rollout(0, make_episode(turns=(replace(make_turn(0, AGENTS[0]), score=verdict), late)))]
     line = make_line(1, rollouts)
     assert (line["coach/prompt_tokens"], line["coach/completion_tokens"]) == (30, 4)
     assert (line["coach/cost_usd/writer_0"], line["coach/cost_usd/checker_0"]) == (0.5, 0.0)
