@@ -218,8 +218,9 @@ def safe_errors(model: str) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """Kind and first words of an error, without any key."""
-    return f"{type(error).__name__}: {redact(str(error))[:400]}"
+    """Kind and first line of an error, without any key."""
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {redact(first)[:400]}"
 
 
 def redact(text: str) -> str:
@@ -230,11 +231,22 @@ def redact(text: str) -> str:
     return _SECRET.sub("[key]", text)
 
 
+def is_about_the_key(error: BaseException) -> bool:
+    """Whether the provider misses a key or refuses it."""
+    import openai
+
+    # litellm itself notices some missing keys, as a lost connection; Gemini answers 400 to a bad one.
+    odd = isinstance(error, openai.BadRequestError | openai.APIConnectionError | openai.InternalServerError)
+    said = str(error).lower().replace("_", " ")
+    refused = isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError)
+    return refused or (odd and "api key" in said)
+
+
 def can_heal(error: BaseException) -> bool:
     """Whether the same request may succeed later."""
     import openai
 
-    if not isinstance(error, openai.OpenAIError):
+    if not isinstance(error, openai.OpenAIError) or is_about_the_key(error):
         return False
     if isinstance(error, openai.APIConnectionError):  # time-outs, too
         return True

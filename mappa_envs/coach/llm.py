@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from mappa_envs.blocking import in_shared_loop
 from mappa_envs.coach.base import CoachRequest, EpisodeRequest
 from mappa_envs.coach.cache import AnswerCache, cache_key
-from mappa_envs.coach.client import Client, describe, load_litellm, redact, safe_errors
+from mappa_envs.coach.client import Client, describe, is_about_the_key, load_litellm, redact, safe_errors
 from mappa_envs.coach.fence import Part, new_nonce
 from mappa_envs.coach.hindsight import Verdicts, read_episode
 from mappa_envs.coach.instructions import VERSION
@@ -170,10 +170,10 @@ class LLMCoach:
         keys = load_litellm().validate_environment(self.model).get("missing_keys") or []
         names = " or ".join(keys) if keys else "the provider's key in the environment"
         where = self.base_url or "the provider"
-        if isinstance(error, TimeoutError | openai.APIConnectionError | openai.InternalServerError):
-            todo = f"{where} does not answer: is it up, and is --coach-base-url right?"
-        elif _is_about_the_key(error):
+        if is_about_the_key(error):
             todo = f"set {names}" if keys else f"{where} refuses the key: check {self._key_names()}"
+        elif isinstance(error, TimeoutError | openai.APIConnectionError | openai.InternalServerError):
+            todo = f"{where} does not answer: is it up, and is --coach-base-url right?"
         elif isinstance(error, openai.NotFoundError | openai.BadRequestError):
             todo = "is the model's name right? Give provider/model as litellm does"
         else:
@@ -268,16 +268,6 @@ class LLMCoach:
             latency_s=answer.latency_s,
             cached=answer.cached,
         )
-
-
-def _is_about_the_key(error: Exception) -> bool:
-    import openai
-
-    # Gemini answers 400, not 401, to a bad key.
-    said = str(error).lower().replace("_", " ")
-    return isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError) or (
-        isinstance(error, openai.BadRequestError) and "api key" in said
-    )
 
 
 def _check(
