@@ -13,7 +13,7 @@ from collections.abc import Callable
 from mappa_envs.coach.base import BUDGET_SPENT, Coach, CoachRequest, EpisodeRequest, HindsightCoach
 from mappa_envs.coach.fake import FakeCoach
 from mappa_envs.coach.llm import LLMCoach
-from mappa_envs.coach.parse import parse_verdict
+from mappa_envs.coach.llm.parse import parse_verdict
 from mappa_envs.coach.rubric import RubricCoach
 from mappa_envs.errors import ConfigError
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from mappa_envs.coach.base import Coach, CoachRequest, EpisodeRequest, HindsightCoach
-from mappa_envs.coach.evidence import OWN_BUGS, UNPARSED
+from mappa_envs.coach.rubric.evidence import OWN_BUGS, UNPARSED
 from mappa_envs.errors import ConfigError
 from mappa_envs.scoring import Verdict, enter
 from mappa_envs.stats import Correlation, mean

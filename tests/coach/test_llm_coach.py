@@ -16,7 +16,7 @@ from coach_cases import make_episode_request, make_request
 from coach_server import Asked, CoachServer, Reply, failing, verdict
 
 from mappa_envs.coach import BUDGET_SPENT, LLMCoach, make_coach
-from mappa_envs.coach.client import load_litellm
+from mappa_envs.coach.llm.client import load_litellm
 from mappa_envs.errors import CoachError, ConfigError, UnavailableError
 from mappa_envs.types import CoachScore
 

@@ -17,9 +17,9 @@ from coach_cases import make_request
 
 from mappa_envs.blocking import in_shared_loop
 from mappa_envs.coach import BUDGET_SPENT, LLMCoach, make_coach
-from mappa_envs.coach.cache import AnswerCache, cache_key
-from mappa_envs.coach.client import redact, retry_after_s
-from mappa_envs.coach.limits import Budget, Pace, Usage
+from mappa_envs.coach.llm.cache import AnswerCache, cache_key
+from mappa_envs.coach.llm.client import redact, retry_after_s
+from mappa_envs.coach.llm.limits import Budget, Pace, Usage
 from mappa_envs.errors import CoachError, ConfigError
 
 pytest.importorskip("litellm", reason="needs mappa[coach]")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mappa_envs.coach import parse_verdict
-from mappa_envs.coach.hindsight import read_episode
-from mappa_envs.coach.parse import VerdictError, read_verdict
+from mappa_envs.coach.llm.hindsight import read_episode
+from mappa_envs.coach.llm.parse import VerdictError, read_verdict
 from mappa_envs.types import ScoreRevision
 
 AGENTS = ["maker_0", "talker_0"]

@@ -10,8 +10,8 @@ from coach_cases import AGENTS, FIELDS, TEAM, make_episode_request, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mappa_envs.coach.fence import Part, closing, fenced, new_nonce, opening, visible
-from mappa_envs.coach.prompt import (
+from mappa_envs.coach.llm.fence import Part, closing, fenced, new_nonce, opening, visible
+from mappa_envs.coach.llm.prompt import (
     SCALES,
     action_parts,
     episode_parts,

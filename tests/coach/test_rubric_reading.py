@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mappa_envs.actions import extract_code
-from mappa_envs.coach.rubric_checks import check
-from mappa_envs.coach.rubric_faults import facts_of
-from mappa_envs.coach.rubric_reader import MAX_STEPS, read
-from mappa_envs.coach.rubric_values import Facts
+from mappa_envs.coach.rubric.checks import check
+from mappa_envs.coach.rubric.faults import facts_of
+from mappa_envs.coach.rubric.reader import MAX_STEPS, read
+from mappa_envs.coach.rubric.values import Facts
 from mappa_envs.dsbench.prompts import starter_code
 from mappa_envs.dsbench.tasks import load_tasks
 from mappa_envs.testing import expert_action

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mappa_envs.coach.base import CoachRequest
-from mappa_envs.coach.evidence import (
+from mappa_envs.coach.rubric.checks import GRAVE, HARMFUL, SERIOUS, Finding
+from mappa_envs.coach.rubric.evidence import (
     OWN_BUGS,
     Evidence,
     code_of,
@@ -19,8 +20,7 @@ from mappa_envs.coach.evidence import (
     state,
     upstream,
 )
-from mappa_envs.coach.rubric_checks import GRAVE, HARMFUL, SERIOUS, Finding
-from mappa_envs.coach.rubric_faults import BLAMED, intended, mistakes, remarks_on, was_followed
+from mappa_envs.coach.rubric.faults import BLAMED, intended, mistakes, remarks_on, was_followed
 from mappa_envs.dsbench.inspector import CONSTANT
 from mappa_envs.types import Artifact, Outcome, Role, ScoreRevision, Turn
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mappa_envs.coach.rubric_expressions import evaluate
-from mappa_envs.coach.rubric_values import (
+from mappa_envs.coach.rubric.expressions import evaluate
+from mappa_envs.coach.rubric.values import (
     NOTHING,
     OWN_CLASS,
     Facts,
@@ -96,7 +96,7 @@ def parse(code: str) -> ast.Module | None:
 
 
 class Reader:
-    """Walks statements; `rubric_calls` knows what library functions do."""
+    """Walks statements; `calls` knows what library functions do."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts

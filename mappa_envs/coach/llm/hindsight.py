@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mappa_envs.coach.parse import VerdictError, read_actions, read_shares, to_score
+from mappa_envs.coach.llm.parse import VerdictError, read_actions, read_shares, to_score
 from mappa_envs.types import CoachScore
 
 Verdicts = list[CoachScore | None]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from mappa_envs.coach.rubric_values import (
+from mappa_envs.coach.rubric.values import (
     NOTHING,
     OWN_CLASS,
     TEST,
@@ -22,7 +22,7 @@ from mappa_envs.coach.rubric_values import (
     loaded,
     where,
 )
-from mappa_envs.coach.rubric_vocabulary import (
+from mappa_envs.coach.rubric.vocabulary import (
     CONSTANTS,
     ESTIMATOR,
     EXPS,
@@ -40,7 +40,7 @@ from mappa_envs.coach.rubric_vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from mappa_envs.coach.rubric_reader import Reader
+    from mappa_envs.coach.rubric.reader import Reader
 
 
 def call(reader: Reader, node: ast.Call) -> Value:

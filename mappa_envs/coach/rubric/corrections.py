@@ -11,9 +11,9 @@ import re
 from pathlib import PurePosixPath
 
 from mappa_envs.coach.base import CoachRequest
-from mappa_envs.coach.blame import suspects
-from mappa_envs.coach.evidence import Evidence, code_of, names, upstream
-from mappa_envs.coach.rubric_faults import BLAMED
+from mappa_envs.coach.rubric.blame import suspects
+from mappa_envs.coach.rubric.evidence import Evidence, code_of, names, upstream
+from mappa_envs.coach.rubric.faults import BLAMED
 from mappa_envs.dsbench.grading import TaskSpec
 from mappa_envs.errors import ConfigError
 from mappa_envs.types import Role

@@ -13,9 +13,9 @@ from functools import lru_cache
 
 from mappa_envs.actions import extract_code, strip_reasoning
 from mappa_envs.coach.base import CoachRequest
-from mappa_envs.coach.rubric_checks import GRAVE, Finding
-from mappa_envs.coach.rubric_faults import mistakes, remarks_on
-from mappa_envs.coach.rubric_reader import parse
+from mappa_envs.coach.rubric.checks import GRAVE, Finding
+from mappa_envs.coach.rubric.faults import mistakes, remarks_on
+from mappa_envs.coach.rubric.reader import parse
 from mappa_envs.dsbench.inspector import CONSTANT
 from mappa_envs.types import Artifact, Role, Turn
 

@@ -12,7 +12,7 @@ can do nothing yet finds a way up):
 | share of required files, ran / raised (flawed file: 0.2 or 0.4) | +5 / +4 | 4–7         |
 | all files valid, ran                                            | 8      | 8–9          |
 | the same without a remark of the inspector                      | 9      | 8–9          |
-| a mistake of severity s in the files (`rubric_checks`)          | ≤ 9 − 6 s | 2–7       |
+| a mistake of severity s in the files (`checks`)          | ≤ 9 − 6 s | 2–7       |
 | needs a file that upstream owed: raised / ran                   | at least 3.5 / 4 | 3–5 |
 | its model fails only because X_test.pkl is not valid            | as if valid | own work |
 | broke or deleted an upstream file / overwrote one, or a table   | ≤ 3.6 / ≤ 6.6 |      |
@@ -26,8 +26,8 @@ none). −½ for an open fence, −1 if the code raised, never under 4.5. One th
 Where upstream spoilt it and the role's own work is sound: at least 7, or 6 where it cannot be graded (the
 paper's exception to its caps). The submission of a role with a mistake of its own is capped as above.
 
-Roles without required files: see `rubric_maths`. Blame and revisions: see `blame`. Hindsight: see
-`rubric_hindsight`. All of it in words: docs/rubric.md.
+Roles without required files: see `maths`. Blame and revisions: see `blame`. Hindsight: see
+`hindsight`. All of it in words: docs/rubric.md.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from mappa_envs.coach import rubric_maths
 from mappa_envs.coach.base import CoachRequest, EpisodeRequest
-from mappa_envs.coach.blame import assign, disappoints, is_poor, revisions, upstream_fault
-from mappa_envs.coach.corrections import correction
-from mappa_envs.coach.evidence import Evidence, gather
-from mappa_envs.coach.rubric_checks import SERIOUS
-from mappa_envs.coach.rubric_faults import BLAMED
-from mappa_envs.coach.rubric_hindsight import look_back
-from mappa_envs.coach.rubric_injection import ADDRESSED, addresses_the_coach
+from mappa_envs.coach.rubric import maths
+from mappa_envs.coach.rubric.blame import assign, disappoints, is_poor, revisions, upstream_fault
+from mappa_envs.coach.rubric.checks import SERIOUS
+from mappa_envs.coach.rubric.corrections import correction
+from mappa_envs.coach.rubric.evidence import Evidence, gather
+from mappa_envs.coach.rubric.faults import BLAMED
+from mappa_envs.coach.rubric.hindsight import look_back
+from mappa_envs.coach.rubric.injection import ADDRESSED, addresses_the_coach
 from mappa_envs.types import CoachScore, Outcome
 
 RELATIVE = ((0.0, 6.0), (0.25, 7.0), (0.5, 8.0), (0.75, 9.0), (0.9, 10.0))
@@ -77,7 +77,7 @@ class RubricCoach:
 def judge(request: CoachRequest) -> CoachScore:
     """The verdict on one action."""
     if not request.role.required:
-        verdict = rubric_maths.judge(request)
+        verdict = maths.judge(request)
     else:
         evidence = gather(request)
         points, reason = _with_files(request, evidence)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mappa_envs.coach.rubric_values import Tag
+from mappa_envs.coach.rubric.values import Tag
 
 ESTIMATOR = re.compile(
     r"(?:Dummy|\w*)(?:Classifier|Regressor|Regression|RegressionCV|Ridge|RidgeCV|Lasso|LassoCV|ElasticNet|ElasticNetCV"

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mappa_envs.coach.base import CoachRequest, EpisodeRequest
-from mappa_envs.coach.fence import Part, closing, fenced, opening
-from mappa_envs.coach.instructions import DUTIES, HINDSIGHT, INLINE
+from mappa_envs.coach.llm.fence import Part, closing, fenced, opening
+from mappa_envs.coach.llm.instructions import DUTIES, HINDSIGHT, INLINE
 from mappa_envs.types import Artifact, Outcome, Role, Task, ToolResult, Turn
 from mappa_envs.view import head_and_tail
 

@@ -22,14 +22,14 @@ from urllib.parse import urlsplit
 
 from mappa_envs.blocking import in_shared_loop
 from mappa_envs.coach.base import CoachRequest, EpisodeRequest
-from mappa_envs.coach.cache import AnswerCache, cache_key
-from mappa_envs.coach.client import Client, describe, is_about_the_key, load_litellm, redact, safe_errors
-from mappa_envs.coach.fence import Part, new_nonce
-from mappa_envs.coach.hindsight import Verdicts, read_episode
-from mappa_envs.coach.instructions import VERSION
-from mappa_envs.coach.limits import Budget, Pace, Usage
-from mappa_envs.coach.parse import VerdictError, read_verdict
-from mappa_envs.coach.prompt import (
+from mappa_envs.coach.llm.cache import AnswerCache, cache_key
+from mappa_envs.coach.llm.client import Client, describe, is_about_the_key, load_litellm, redact, safe_errors
+from mappa_envs.coach.llm.fence import Part, new_nonce
+from mappa_envs.coach.llm.hindsight import Verdicts, read_episode
+from mappa_envs.coach.llm.instructions import VERSION
+from mappa_envs.coach.llm.limits import Budget, Pace, Usage
+from mappa_envs.coach.llm.parse import VerdictError, read_verdict
+from mappa_envs.coach.llm.prompt import (
     SCALES,
     action_parts,
     episode_parts,

@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from mappa_envs.actions import extract_code
-from mappa_envs.coach.rubric_checks import GRAVE, HARMFUL, SERIOUS, SLIGHT, Finding, check
-from mappa_envs.coach.rubric_reader import Reading, read
-from mappa_envs.coach.rubric_values import Facts, Tag
+from mappa_envs.coach.rubric.checks import GRAVE, HARMFUL, SERIOUS, SLIGHT, Finding, check
+from mappa_envs.coach.rubric.reader import Reading, read
+from mappa_envs.coach.rubric.values import Facts, Tag
 from mappa_envs.dsbench import metrics
 from mappa_envs.dsbench.csv_files import read_header
 from mappa_envs.dsbench.grading import TaskSpec

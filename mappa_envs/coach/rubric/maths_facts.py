@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import TypeGuard
 
 from mappa_envs.actions import extract_code, handover_text
-from mappa_envs.coach.rubric_injection import without_address
-from mappa_envs.coach.rubric_reader import parse
+from mappa_envs.coach.rubric.injection import without_address
+from mappa_envs.coach.rubric.reader import parse
 from mappa_envs.mathchat.equivalence import same
 from mappa_envs.mathchat.latex import find_answer
 from mappa_envs.types import Role, Turn

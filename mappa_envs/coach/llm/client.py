@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any
 
-from mappa_envs.coach.limits import Budget, Pace, Usage
+from mappa_envs.coach.llm.limits import Budget, Pace, Usage
 from mappa_envs.errors import CoachError
 
 log = logging.getLogger(__name__)

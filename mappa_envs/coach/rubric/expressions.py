@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mappa_envs.coach.rubric_calls import call
-from mappa_envs.coach.rubric_values import (
+from mappa_envs.coach.rubric.calls import call
+from mappa_envs.coach.rubric.values import (
     NOTHING,
     TRANSFORMS,
     Tag,
@@ -20,7 +20,7 @@ from mappa_envs.coach.rubric_values import (
 )
 
 if TYPE_CHECKING:
-    from mappa_envs.coach.rubric_reader import Reader
+    from mappa_envs.coach.rubric.reader import Reader
 
 MADE = frozenset({Tag.PREDICTION, Tag.PROBABILITY})
 

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 
 from mappa_envs.actions import strip_reasoning
 from mappa_envs.coach.base import CoachRequest
-from mappa_envs.coach.blame import lowered
-from mappa_envs.coach.rubric_maths_corrections import correction
-from mappa_envs.coach.rubric_maths_facts import (
+from mappa_envs.coach.rubric.blame import lowered
+from mappa_envs.coach.rubric.maths_corrections import correction
+from mappa_envs.coach.rubric.maths_facts import (
     Facts,
     agree,
     asks_for_code,

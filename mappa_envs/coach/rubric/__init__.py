@@ -1,0 +1,17 @@
+"""The offline coach, read from the top:
+
+coach.py       the scores of roles with required files
+maths.py       the scores and blame of roles without: what they state, compute and box
+blame.py       who is at fault, and which earlier scores that changes
+hindsight.py   a look back at a whole episode
+evidence.py    what the record of an action proves
+faults.py      an action's mistakes: trail, remarks of the inspection, code
+checks.py      common mistakes with data, found in what a program was read to do
+reader.py      reading a program without running it, with expressions, calls, values and vocabulary
+corrections.py actions that would have worked
+injection.py   words that are meant for the coach
+"""
+
+from mappa_envs.coach.rubric.coach import RubricCoach
+
+__all__ = ["RubricCoach"]
