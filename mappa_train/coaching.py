@@ -9,7 +9,7 @@ from typing import Any
 from mappa_envs.coach import Coach, LLMCoach, make_coach
 from mappa_envs.coach.base import BUDGET_SPENT, CheckedCoach
 from mappa_envs.coach.calibration import CalibratedCoach
-from mappa_envs.coach.limits import Usage
+from mappa_envs.coach.llm.limits import Usage
 from mappa_envs.errors import ConfigError
 from mappa_envs.types import Episode
 from mappa_train.config import COACH_OPTIONS, Config

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mappa_envs.coach.base import BUDGET_SPENT
-from mappa_envs.coach.limits import Usage
+from mappa_envs.coach.llm.limits import Usage
 from mappa_envs.stats import mean
 from mappa_envs.types import Episode, StopReason, Task, Turn
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from mappa_envs.coach.limits import Usage
+from mappa_envs.coach.llm.limits import Usage
 from mappa_envs.errors import ConfigError, UnavailableError
 from mappa_envs.pipeline import PipelineEnv, large_files
 from mappa_envs.sandbox import Sandbox, open_sandbox

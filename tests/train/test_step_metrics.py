@@ -9,7 +9,7 @@ import pytest
 from run_fakes import AGENTS, KEYS, make_episode, make_line, make_rollout, make_turn, make_update
 
 from mappa_envs.coach import BUDGET_SPENT
-from mappa_envs.coach.limits import Usage
+from mappa_envs.coach.llm.limits import Usage
 from mappa_envs.types import CoachScore, StopReason, Task, ToolResult
 from mappa_train.metrics import EventWriter, MetricKeys, step_metrics
 
