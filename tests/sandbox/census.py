@@ -134,7 +134,7 @@ def children_of(pid: int) -> list[int]:
 
 def zygotes(pids: list[int]) -> list[int]:
     """Those among `pids` that fork workers: the oldest of each warm interpreter's family."""
-    warm = [pid for pid in pids if "inside.zygote" in command(pid)]
+    warm = [pid for pid in pids if "inside.start" in command(pid)]
     return [pid for pid in warm if _parent(pid) not in warm]
 
 

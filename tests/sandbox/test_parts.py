@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from mappa_envs.errors import SandboxError
 from mappa_envs.sandbox.doctor import probe
 from mappa_envs.sandbox.elf import read_needs
 from mappa_envs.sandbox.fake import FakeSandbox
-from mappa_envs.sandbox.inside.seccomp import AUDIT_ARCH, DENIED, program
 from mappa_envs.sandbox.output import HeadTail
 from mappa_envs.sandbox.rootfs import plan_rootfs
 from mappa_envs.sandbox.trail import kind_of
@@ -56,19 +54,6 @@ def test_head_tail_keeps_short_output_whole() -> None:
 )
 def test_kind(name: str, head: bytes, kind: str) -> None:
     assert kind_of(name.encode(), head) == kind
-
-
-@pytest.mark.parametrize("machine", list(AUDIT_ARCH))
-def test_filter_is_well_formed(machine: str) -> None:
-    code = program(machine, read_only=False)
-    instructions = list(struct.iter_unpack("HBBI", code))
-    assert len(instructions) < 4096
-    for at, (kind, if_true, if_false, _) in enumerate(instructions):
-        if kind & 7 == 5:
-            assert at + 1 + max(if_true, if_false) < len(instructions)
-    assert instructions[-1] == (6, 0, 0, 0x7FFF0000)
-    numbers = [pair[list(AUDIT_ARCH).index(machine)] for pair in DENIED.values()]
-    assert len({n for n in numbers if n >= 0}) == len([n for n in numbers if n >= 0])
 
 
 def test_needs_of_the_interpreter() -> None:
