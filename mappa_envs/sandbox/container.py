@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,11 @@ SILENCE_TIMEOUT_S = 60.0
 CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER")
 OWNER_LABEL = "mappa.sandbox.owner"
 BUNDLE = (
-    "types.py", "errors.py", "sandbox/base.py", "sandbox/engine.py", "sandbox/link.py", "sandbox/output.py",
-    "sandbox/trail.py", "sandbox/relay.py", "sandbox/inside/__init__.py", "sandbox/inside/isolation.py",
-    "sandbox/inside/linux.py", "sandbox/inside/seccomp.py", "sandbox/inside/watchdog.py",
-    "sandbox/inside/worker.py", "sandbox/inside/zygote.py",
+    "types.py", "errors.py", "sandbox/base.py", "sandbox/copying.py", "sandbox/engine.py", "sandbox/link.py",
+    "sandbox/output.py", "sandbox/trail.py", "sandbox/relay.py", "sandbox/inside/__init__.py",
+    "sandbox/inside/blocks.py", "sandbox/inside/isolation.py", "sandbox/inside/linux.py",
+    "sandbox/inside/pages.py", "sandbox/inside/seccomp.py", "sandbox/inside/start.py",
+    "sandbox/inside/watchdog.py", "sandbox/inside/worker.py", "sandbox/inside/zygote.py",
 )  # fmt: skip
 """What the container runs of this package, besides empty `__init__` files."""
 
@@ -78,6 +79,7 @@ class Container:
         self._last_heard = time.monotonic()
         # Sending blocks when the container does not read; one thread keeps messages whole and in order.
         self._sender = ThreadPoolExecutor(1, "mappa-docker-send")
+        self._sending: Future[None] | None = None
 
     async def start(
         self, image: str, limits: Limits, shared: Mapping[Path, str], config: dict[str, Any]
@@ -183,8 +185,14 @@ class Container:
         raise _ERRORS.get(answer["kind"], SandboxError)(answer["error"])
 
     async def _send(self, data: bytes) -> None:
+        """At once where the container has room for all of it, which saves the way to the thread and back."""
         try:
-            await self._loop.run_in_executor(self._sender, self._socket.sendall, data)
+            if type(self._socket) is socket.socket and (self._sending is None or self._sending.done()):
+                with contextlib.suppress(BlockingIOError):
+                    data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+            if data:
+                self._sending = self._sender.submit(self._socket.sendall, data)
+                await asyncio.shield(asyncio.wrap_future(self._sending))
         except (OSError, RuntimeError) as error:
             raise SandboxError(f"the sandbox's container is gone: {error}") from None
 

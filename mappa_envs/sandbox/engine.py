@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mappa_envs.errors import ConfigError, DataError, SandboxError, boundary
+from mappa_envs.errors import ConfigError, SandboxError
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
+from mappa_envs.sandbox.copying import copy_all, memory_file
 from mappa_envs.sandbox.inside import linux
 from mappa_envs.sandbox.inside.isolation import SHARED
 from mappa_envs.sandbox.link import MAX_FDS, REPLY_TIMEOUT_S, Answer, Zygote
@@ -158,19 +159,26 @@ class EngineWorkspace(Workspace):
 
     async def run(self, blocks: str | Sequence[str]) -> ToolResult:
         sources = [blocks] if isinstance(blocks, str) else list(blocks)
-        result: ToolResult = await self._track(asyncio.ensure_future(self._run(sources)))
-        return result
+        with self._tracked():
+            return await self._run(sources)
 
     async def inspect(self, script: str, *, time_s: float = 20.0) -> Any:
-        return await self._track(asyncio.ensure_future(self._inspect(script, time_s)))
+        with self._tracked():
+            return await self._inspect(script, time_s)
 
     async def read(self, path: str, max_bytes: int) -> bytes:
         return await asyncio.to_thread(self._read, path, max_bytes)
 
-    def _track(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
+    @contextlib.contextmanager
+    def _tracked(self) -> Iterator[None]:
+        """What `close` is to cancel and to wait for."""
+        task = asyncio.current_task()
+        assert task is not None
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        try:
+            yield
+        finally:
+            self._tasks.discard(task)
 
     async def fill(self, files: dict[str, Path | bytes]) -> None:
         """Copy the task's files in and take the first snapshot."""
@@ -188,7 +196,7 @@ class EngineWorkspace(Workspace):
             some = names[start : start + _FILES_PER_REQUEST]
             fields = {"workspace": self._number, "names": some}
             _, fds = await self._zygote.request("create", fields, num_fds=len(some))
-            await asyncio.to_thread(_copy_all, [files[name] for name in some], fds)
+            await asyncio.to_thread(copy_all, [files[name] for name in some], fds)
         if files:
             self._before = await asyncio.to_thread(take_snapshot, self._root_fd)
 
@@ -253,12 +261,13 @@ class EngineWorkspace(Workspace):
 
         def flood() -> None:
             # In the task set, as the loop itself holds tasks only weakly.
-            self._track(loop.create_task(self._kill(numbers, "output")))
+            self._tasks.add(task := loop.create_task(self._kill(numbers, "output")))
+            task.add_done_callback(self._tasks.discard)
 
         loop = asyncio.get_running_loop()
         most = limits.output_bytes * OUTPUT_FACTOR
         output = RunOutput(limits.output_bytes, most, max_report_bytes, flood)
-        code_fd = _memory_file(json.dumps({"blocks": blocks, "trusted": trusted}).encode())
+        code_fd = memory_file(json.dumps({"blocks": blocks, "trusted": trusted}).encode())
         try:
             fields = self._run_request(time_s, read_only=trusted)
             number, answer = await self._zygote.send("run", fields, [code_fd, *output.write_fds])
@@ -271,7 +280,10 @@ class EngineWorkspace(Workspace):
             os.close(code_fd)
             output.close()
             for fd in self._scratch_fds:
-                await asyncio.to_thread(wipe, fd)
+                if os.listdir(fd):
+                    await asyncio.to_thread(wipe, fd)
+                else:
+                    wipe(fd)  # its permissions
         return _Death(
             exit_code=reply["exit_code"],
             limit="output" if output.flooded else reply["limit"],
@@ -376,39 +388,6 @@ def _check_name(name: str) -> str:
     if len(encoded) > _MAX_NAME_BYTES or name != encoded.decode():
         raise ConfigError(f"files: {name!r} is longer than {_MAX_NAME_BYTES} bytes or no valid text")
     return path.as_posix()
-
-
-def _copy_all(contents: list[Path | bytes], fds: list[int]) -> None:
-    """Write each content to its descriptor and close it."""
-    try:
-        for content, fd in zip(contents, fds, strict=True):
-            if isinstance(content, bytes):
-                with boundary(DataError, "copying into the workspace (see Limits.workspace_mb)", OSError):
-                    _copy_bytes(content, fd)
-            else:
-                with boundary(DataError, f"copying {content} (see Limits.workspace_mb)", OSError):
-                    _copy_file(content, fd)
-    finally:
-        for fd in fds:
-            os.close(fd)
-
-
-def _copy_bytes(content: bytes, fd: int) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _copy_file(source: Path, fd: int) -> None:
-    with source.open("rb") as file:
-        while os.sendfile(fd, file.fileno(), None, 1 << 24):
-            pass
-
-
-def _memory_file(data: bytes) -> int:
-    fd = os.memfd_create("code")
-    _copy_bytes(data, fd)
-    return fd
 
 
 def _exception_name(claim: Any) -> str | None:

@@ -118,7 +118,8 @@ class Zygote:
     async def receive(self, answer: asyncio.Future[Answer], timeout_s: float) -> Answer:
         """The second half of `request`."""
         try:
-            reply, fds = await asyncio.wait_for(asyncio.shield(answer), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                reply, fds = await asyncio.shield(answer)
         except asyncio.CancelledError:
             answer.add_done_callback(_discard)
             raise
@@ -150,13 +151,12 @@ class Zygote:
 
     def _read(self) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, MAX_FDS)
+            flags = socket.MSG_CMSG_CLOEXEC
+            data, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, MAX_FDS, flags)
         except BlockingIOError:
             return
         except OSError:
             data, fds = b"", []
-        for fd in fds:
-            os.set_inheritable(fd, False)
         if not data:
             self.abort("its process ended")
             return

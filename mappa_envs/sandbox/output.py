@@ -55,7 +55,6 @@ class PipeReader:
         self._sink = sink
         self._fd, self.write_fd = os.pipe()
         os.set_blocking(self._fd, False)
-        self._loop.add_reader(self._fd, self._read)
 
     def _read(self) -> bool:
         """False where nothing more is to be had now."""
@@ -69,8 +68,12 @@ class PipeReader:
         self._sink(data)
         return True
 
-    def close_write_end(self) -> None:
-        """Once the writing side has its copy."""
+    def listen(self) -> None:
+        """Once the writing side has its copy of `write_fd`."""
+        self._loop.add_reader(self._fd, self._read)
+        self._close_write_end()
+
+    def _close_write_end(self) -> None:
         if self.write_fd >= 0:
             os.close(self.write_fd)
             self.write_fd = -1
@@ -82,7 +85,7 @@ class PipeReader:
 
     def close(self) -> None:
         """Stop, whether or not the end has come."""
-        self.close_write_end()
+        self._close_write_end()
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 
@@ -118,7 +121,7 @@ class RunOutput:
     def handed_over(self) -> None:
         """The run has the writing ends: drop ours, or the end would never come."""
         for pipe in self._pipes:
-            pipe.close_write_end()
+            pipe.listen()
 
     def drain(self) -> None:
         """Read what is left. Call it when no writer can write any more."""

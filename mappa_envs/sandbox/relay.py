@@ -29,7 +29,7 @@ HEARTBEAT_S = 5.0
 _HERE = Path(__file__).parent
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 _START = (
-    f"import sys; sys.path.append({str(_HERE)!r}); from inside.zygote import main;"
+    f"import sys; sys.path.append({str(_HERE)!r}); from inside.start import main;"
     f" sys.path.remove({str(_HERE)!r}); main()"
 )
 

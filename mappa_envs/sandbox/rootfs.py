@@ -58,7 +58,7 @@ ENVIRONMENT = {
     "JOBLIB_MULTIPROCESSING": "0",
 }
 _START = (
-    "import sys; sys.path.append('/opt/sandbox'); from inside.zygote import main;"
+    "import sys; sys.path.append('/opt/sandbox'); from inside.start import main;"
     " sys.path.remove('/opt/sandbox'); main()"
 )
 

@@ -2,21 +2,18 @@
 
     python -s -P -B unsafe_driver.py REPORT_FD < work.json
 
-`work.json` holds "blocks", "trusted" and "limits". It may import nothing of this project.
+`work.json` holds "blocks", "trusted" and "limits". It may import nothing of this project but `inside.blocks`.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
+import importlib
 import json
-import linecache
 import os
 import random
 import resource
 import sys
-import traceback
-import types
 from typing import Any
 
 
@@ -31,6 +28,8 @@ def main() -> int:
     for stream in (sys.stdout, sys.stderr):
         # Line by line, so that a killed run does not lose what it printed.
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    # Where pandas finds it, it keeps words in arrays that no inspector takes; no other sandbox has it.
+    sys.modules["pyarrow"] = None  # type: ignore[assignment]
     random.seed(0)
     with contextlib.suppress(ImportError):
         import numpy
@@ -43,7 +42,22 @@ def main() -> int:
         while data:
             data = data[os.write(report_fd, data) :]
 
-    return _run(work["blocks"], report, trusted=work["trusted"])
+    blocks = _import_blocks()
+    trusted = work["trusted"]
+    namespace = blocks.make_main(os.getcwd(), report if trusted else None)
+    exit_code, error = blocks.run(work["blocks"], namespace)
+    if error and not trusted:
+        report({"exception": error[:200]})
+    return int(exit_code)
+
+
+def _import_blocks() -> Any:
+    """The code that real workers run blocks with."""
+    sys.path.append(os.path.dirname(__file__))
+    try:
+        return importlib.import_module("inside.blocks")
+    finally:
+        sys.path.pop()
 
 
 def _limit(limits: dict[str, int]) -> None:
@@ -67,61 +81,6 @@ def _private_bytes() -> int:
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         line = next(line for line in file if line.startswith("VmData:"))
     return int(line.split()[1]) << 10
-
-
-def _run(blocks: list[str], report: Any, *, trusted: bool) -> int:
-    main_module = types.ModuleType("__main__")
-    main_module.__dict__.update(__file__=os.path.join(os.getcwd(), "main.py"), __builtins__=builtins)
-    sys.modules["__main__"] = main_module
-    sys.argv = ["main.py"]
-    if trusted:
-        main_module.__dict__["report"] = report
-    else:
-        # Last, so that a file of an earlier agent cannot stand in for a library.
-        sys.path.append(os.getcwd())
-    names = ["main.py"] if len(blocks) == 1 else [f"block_{n}.py" for n in range(1, len(blocks) + 1)]
-    for name, source in zip(names, blocks, strict=True):
-        linecache.cache[name] = (len(source), None, f"{source}\n".splitlines(keepends=True), name)
-    for name, source in zip(names, blocks, strict=True):
-        exit_code, error = _run_block(name, source, main_module.__dict__)
-        if error and not trusted:
-            report({"exception": error[:200]})
-        if exit_code is not None:
-            return exit_code
-    return 0
-
-
-def _run_block(name: str, source: str, namespace: dict[str, Any]) -> tuple[int | None, str | None]:
-    """Exit code (None: go on) and the class name of what was raised and not caught."""
-    try:
-        exec(compile(source, name, "exec", dont_inherit=True), namespace)
-    except SystemExit as error:
-        exit_code = _exit_code(error)
-        return exit_code, type(error).__name__ if exit_code else None
-    except BaseException as error:  # noqa: BLE001 - agents' code raises what it likes
-        _show(error)
-        return 1, type(error).__name__
-    return None, None
-
-
-def _exit_code(error: SystemExit) -> int:
-    """As the interpreter does it at its own end."""
-    if error.code is None or isinstance(error.code, int):
-        return (error.code or 0) & 255
-    print(error.code, file=sys.stderr)
-    return 1
-
-
-def _show(error: BaseException) -> None:
-    """The traceback from the agent's first frame on."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
-        frame = frame.tb_next
-    try:
-        traceback.print_exception(type(error), error, frame)
-    except BaseException as second:  # noqa: BLE001 - an agent's stderr or traceback module raised
-        with contextlib.suppress(OSError):
-            os.write(2, f"{type(error).__name__} (its traceback raised {type(second).__name__})\n".encode())
 
 
 if __name__ == "__main__":

@@ -29,6 +29,9 @@ from mappa_envs.dsbench import safe_pickle
 from mappa_envs.dsbench.pickle_checks import Fault, Refused
 from mappa_envs.dsbench.safe_pickle import load
 
+# As in the sandbox, where agents have no pyarrow to keep words in.
+pd.set_option("mode.string_storage", "python")
+
 MEMORY = {"data": (4096, False), "shape": (8,), "typestr": "|u1", "version": 3}
 """What numpy takes for its own memory when an object offers it as `__array_interface__`."""
 

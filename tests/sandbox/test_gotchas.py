@@ -211,7 +211,7 @@ def test_the_zygote_has_one_thread(kind: str) -> None:
     """A fork copies one thread: locks that the others hold would never be let go."""
     if kind == "docker" and os.geteuid() != 0:
         pytest.skip("only root sees the threads of a container's processes")
-    python = [pid for pid in sandbox_pids(kind) if "zygote" in command(pid)]
+    python = [pid for pid in sandbox_pids(kind) if "inside.start" in command(pid)]
     found = zygotes(descendants()) if kind == "namespace" else python
     assert found
     assert {len(os.listdir(f"/proc/{pid}/task")) for pid in found} == {1}

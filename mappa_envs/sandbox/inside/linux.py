@@ -6,8 +6,11 @@ import ctypes
 import os
 import platform
 import struct
+import sys
 
 libc = ctypes.CDLL(None, use_errno=True)
+if sys.platform == "linux":
+    libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
@@ -96,24 +99,15 @@ def write(path: str, text: str) -> None:
 
 def prctl(option: int, *arguments: int) -> int:
     """prctl(2); the caller judges the result."""
-    padded = (*arguments, 0, 0, 0, 0)[:4]
-    return int(libc.prctl(option, *(ctypes.c_ulong(value) for value in padded)))
+    return int(libc.prctl(option, *(*arguments, 0, 0, 0, 0)[:4]))
 
 
 def drop_capabilities() -> None:
     """Give up every capability, for good."""
-    drop, zero = libc.prctl, ctypes.c_ulong(0)
     for capability in range(64):
-        if drop(PR_CAPBSET_DROP, ctypes.c_ulong(capability), zero, zero, zero) < 0:
+        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
             break  # past the last one that this kernel knows
     clear_all = 4
     prctl(PR_CAP_AMBIENT, clear_all)
     header = struct.pack("Ii", 0x20080522, 0)
     check(libc.capset(header, struct.pack("6I", 0, 0, 0, 0, 0, 0)), "capset")
-
-
-def collapse(start: int, end: int) -> None:
-    """Ask for huge pages in an address range; kernels before 6.1 decline, which is fine."""
-    huge, madv_collapse = 2 << 20, 25
-    for address in range(-(-start // huge) * huge, end - huge + 1, huge):
-        libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(huge), madv_collapse)

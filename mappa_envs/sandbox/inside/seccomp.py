@@ -23,7 +23,7 @@ from .linux import (
     CLONE_NEWUTS,
     PR_SET_SECCOMP,
     check,
-    libc,
+    prctl,
 )
 
 # name: (x86_64, aarch64); -1 where the architecture has no such call.
@@ -98,46 +98,55 @@ def _fail(number: int) -> bytes:
 @functools.cache
 def program(machine: str, *, read_only: bool) -> bytes:
     """The filter as BPF for `machine` ("x86_64" or "aarch64"; `KeyError` otherwise)."""
-    parts = [
+    actions = _actions(machine, read_only=read_only)
+    ranges: list[tuple[int, bytes]] = []
+    for number in sorted({0, *actions, *(number + 1 for number in actions)}):
+        action = actions.get(number, _instruction(_RETURN, _ALLOW))
+        if not ranges or ranges[-1][1] != action:
+            ranges.append((number, action))
+    if machine == "x86_64":
+        ranges.append((X32_BIT, _fail(errno.ENOSYS)))
+    head = [
         _instruction(_LOAD, _ARCH_OFFSET),
         _instruction(_IF_EQUAL, AUDIT_ARCH[machine], 1, 0),
         _instruction(_RETURN, _KILL),
         _instruction(_LOAD, _NUMBER_OFFSET),
     ]
-    if machine == "x86_64":
-        parts += [_instruction(_IF_AT_LEAST, X32_BIT, 0, 1), _fail(errno.ENOSYS)]
+    return b"".join(head) + _search(ranges)
+
+
+def _search(ranges: list[tuple[int, bytes]]) -> bytes:
+    """A binary search: the kernel walks a new filter once for every call there is, which takes as long as
+    the rest of locking in when it is a list. `ranges`: from which number on what is done."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    below, above = _search(ranges[:middle]), _search(ranges[middle:])
+    return _instruction(_IF_AT_LEAST, ranges[middle][0], len(below) // 8, 0) + below + above
+
+
+def _actions(machine: str, *, read_only: bool) -> dict[int, bytes]:
+    """Call number → what is done about it, where that is not just to allow it."""
     column = list(AUDIT_ARCH).index(machine)
     denied = DENIED | WRITING if read_only else DENIED
-    for numbers in denied.values():
-        if numbers[column] >= 0:
-            parts += [_instruction(_IF_EQUAL, numbers[column], 0, 1), _fail(errno.EPERM)]
+    actions = {numbers[column]: _fail(errno.EPERM) for numbers in denied.values() if numbers[column] >= 0}
+    allow, deny = _instruction(_RETURN, _ALLOW), _fail(errno.EPERM)
     # asyncio needs pairs. Datagram ones can get a name (SO_PASSCRED) and send to others' names.
-    parts += [
-        _instruction(_IF_EQUAL, SOCKETPAIR[machine], 0, 5),
-        _instruction(_LOAD, _SECOND_ARGUMENT_OFFSET),
-        _instruction(_AND, _SOCK_TYPE_MASK),
-        _instruction(_IF_EQUAL, _SOCK_STREAM, 0, 1),
-        _instruction(_RETURN, _ALLOW),
-        _fail(errno.EPERM),
-    ]
+    actions[SOCKETPAIR[machine]] = (
+        _instruction(_LOAD, _SECOND_ARGUMENT_OFFSET)
+        + _instruction(_AND, _SOCK_TYPE_MASK)
+        + _instruction(_IF_EQUAL, _SOCK_STREAM, 0, 1)
+        + allow
+        + deny
+    )
     if read_only:
-        parts += [
-            _instruction(_IF_EQUAL, OPENAT[machine], 0, 4),
-            _instruction(_LOAD, _THIRD_ARGUMENT_OFFSET),
-            _instruction(_IF_ANY_BIT, _FOR_WRITING, 0, 1),
-            _fail(errno.EPERM),
-            _instruction(_RETURN, _ALLOW),
-        ]
+        writes = _instruction(_LOAD, _THIRD_ARGUMENT_OFFSET) + _instruction(_IF_ANY_BIT, _FOR_WRITING, 0, 1)
+        actions[OPENAT[machine]] = writes + deny + allow
     # Its flags lie behind a pointer that a filter cannot read; libc falls back to clone.
-    parts += [_instruction(_IF_EQUAL, CLONE3, 0, 1), _fail(errno.ENOSYS)]
-    parts += [
-        _instruction(_IF_EQUAL, CLONE[machine], 0, 3),
-        _instruction(_LOAD, _FIRST_ARGUMENT_OFFSET),
-        _instruction(_IF_ANY_BIT, NEW_NAMESPACES, 0, 1),
-        _fail(errno.EPERM),
-        _instruction(_RETURN, _ALLOW),
-    ]
-    return b"".join(parts)
+    actions[CLONE3] = _fail(errno.ENOSYS)
+    isolates = _instruction(_LOAD, _FIRST_ARGUMENT_OFFSET) + _instruction(_IF_ANY_BIT, NEW_NAMESPACES, 0, 1)
+    actions[CLONE[machine]] = isolates + deny + allow
+    return actions
 
 
 class _Program(ctypes.Structure):
@@ -156,4 +165,4 @@ def load(*, read_only: bool) -> None:
     buffer = ctypes.create_string_buffer(code, len(code))
     header = _Program(len(code) // 8, ctypes.addressof(buffer))
     mode_filter = 2
-    check(libc.prctl(PR_SET_SECCOMP, mode_filter, ctypes.byref(header)), "seccomp")
+    check(prctl(PR_SET_SECCOMP, mode_filter, ctypes.addressof(header)), "seccomp")

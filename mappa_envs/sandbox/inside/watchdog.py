@@ -52,6 +52,15 @@ def _fields(path: str) -> dict[str, int]:
     return found
 
 
+def _read(path: str) -> bytes:
+    """A small file of /proc, which comes in one piece."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 1 << 14)
+    finally:
+        os.close(fd)
+
+
 def private_bytes() -> int:
     """What RLIMIT_DATA counts of this process."""
     return _fields("/proc/self/status")["VmData"]
@@ -82,20 +91,21 @@ def pids_of(key: int, key_of: Callable[[int], int | None]) -> list[int]:
 def owner(pid: int) -> int | None:
     """Its user id. The owner of /proc/PID will not do: a process can hide itself there."""
     try:
-        return _fields(f"/proc/{pid}/status").get("Uid")
+        text = _read(f"/proc/{pid}/status")
     except OSError:
         return None
+    _, found, rest = text.partition(b"\nUid:")
+    return int(rest.split(maxsplit=1)[0]) if found else None
 
 
 def is_ending(pid: int) -> bool:
     """Not one instruction of its program will run any more: it is dead, or its last thread is dying."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            # After the name, which may hold anything: state, ppid, … flags (7th), … num_threads (18th).
-            words = file.read().rpartition(")")[2].split()
+        # After the name, which may hold anything: state, ppid, … flags (7th), … num_threads (18th).
+        words = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
         return True
-    return int(words[17]) <= 1 and (words[0] in "ZX" or bool(int(words[6]) & _EXITING))
+    return int(words[17]) <= 1 and (words[0] in b"ZX" or bool(int(words[6]) & _EXITING))
 
 
 def usage(

@@ -7,12 +7,10 @@ workspace and limits. From then on nothing here is trusted: the code shares the 
 from __future__ import annotations
 
 import atexit
-import builtins
 import contextlib
 import fcntl
 import gc
 import json
-import linecache
 import os
 import random
 import resource
@@ -21,12 +19,10 @@ import socket
 import sys
 import tempfile
 import threading
-import traceback
-import types
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import linux, seccomp
+from . import blocks, linux, pages, seccomp
 from .isolation import WORKSPACE, Isolation
 
 STARTED = "started"
@@ -44,6 +40,8 @@ class Setting:
 
     memory_baseline: int
     isolation: Isolation
+    touched: pages.Ranges | None = None
+    """What every run writes to. None for the one worker that is to say it, and runs nobody's code."""
 
 
 def main(channel: socket.socket, setting: Setting) -> NoReturn:
@@ -51,7 +49,8 @@ def main(channel: socket.socket, setting: Setting) -> NoReturn:
     exit_code = _SETUP_FAILED
     try:
         channel = prepare(channel, setting.isolation)
-        rehearse()
+        if setting.touched is not None:
+            pages.make_own(setting.touched)
         data, fds, _, _ = socket.recv_fds(channel, 1 << 16, MAX_FDS)
         if not data:
             os._exit(0)
@@ -61,6 +60,8 @@ def main(channel: socket.socket, setting: Setting) -> NoReturn:
         channel.send(STARTED.encode())
         exit_code = 1  # should a late signal handler of the code raise
         exit_code = run(json.loads(work))
+        if setting.touched is None:
+            _write_report(pages.own_ranges().tolist())
         # The zygote answers at this word; the kernel takes much longer to free the memory.
         channel.send(str(exit_code).encode())
     except (OSError, ValueError) as error:
@@ -79,17 +80,9 @@ def prepare(channel: socket.socket, isolation: Isolation) -> socket.socket:
     channel.detach()
     os.closerange(_CHANNEL + 1, os.sysconf("SC_OPEN_MAX"))
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _seed()
     _open_streams()
     return socket.socket(fileno=_CHANNEL)
-
-
-def rehearse() -> None:
-    """Touch what every run touches: the kernel copies each page at its first use, better now than then."""
-    work = json.loads('{"blocks": ["pass"]}')
-    _seed()
-    _run_blocks(work["blocks"], dict(vars(builtins)))
-    linux.prctl(linux.PR_GET_DUMPABLE)
-    gc.collect()
 
 
 def _open_streams() -> None:
@@ -136,22 +129,14 @@ def _limit(limits: dict[str, Any], memory_baseline: int) -> None:
 
 
 def run(work: dict[str, Any]) -> int:
-    """Run the blocks in one `__main__`; the exit code. `work`: blocks, trusted."""
-    main_module = types.ModuleType("__main__")
-    main_module.__dict__.update(__file__=f"{WORKSPACE}/main.py", __builtins__=builtins)
-    sys.modules["__main__"] = main_module
-    sys.argv = ["main.py"]
+    """Run the blocks; the exit code. `work`: blocks, trusted."""
     tempfile.tempdir = None
-    if work["trusted"]:
-        main_module.__dict__["report"] = _write_report
-    else:
-        # Last, so that a file of an earlier agent cannot stand in for a library.
-        sys.path.append(WORKSPACE)
-    _seed()
-    exit_code, error = _run_blocks(work["blocks"], main_module.__dict__)
-    if error and not work["trusted"]:
+    trusted = work["trusted"]
+    namespace = blocks.make_main(WORKSPACE, _write_report if trusted else None)
+    exit_code, error = blocks.run(work["blocks"], namespace)
+    if error and not trusted:
         _write_report({"exception": error[:200]})
-    _wind_up(main_module.__dict__)
+    _wind_up(namespace)
     return exit_code
 
 
@@ -166,43 +151,6 @@ def _write_report(value: Any) -> None:
     data = json.dumps(value).encode() + b"\n"
     while data:
         data = data[os.write(_REPORT, data) :]
-
-
-def _run_blocks(blocks: list[str], namespace: dict[str, Any]) -> tuple[int, str | None]:
-    """Exit code, and the class name of what was raised and not caught."""
-    names = ["main.py"] if len(blocks) == 1 else [f"block_{n}.py" for n in range(1, len(blocks) + 1)]
-    for name, source in zip(names, blocks, strict=True):
-        linecache.cache[name] = (len(source), None, f"{source}\n".splitlines(keepends=True), name)
-    for name, source in zip(names, blocks, strict=True):
-        try:
-            exec(compile(source, name, "exec", dont_inherit=True), namespace)
-        except SystemExit as error:
-            exit_code = _exit_code(error)
-            return exit_code, type(error).__name__ if exit_code else None
-        except BaseException as error:  # noqa: BLE001 - agents' code raises what it likes
-            _show(error)
-            return 1, type(error).__name__
-    return 0, None
-
-
-def _exit_code(error: SystemExit) -> int:
-    """As the interpreter does it at its own end."""
-    if error.code is None or isinstance(error.code, int):
-        return (error.code or 0) & 255
-    print(error.code, file=sys.stderr)
-    return 1
-
-
-def _show(error: BaseException) -> None:
-    """The traceback from the agent's first frame on."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_globals.get("__name__") == __name__:
-        frame = frame.tb_next
-    try:
-        traceback.print_exception(type(error), error, frame)
-    except BaseException as second:  # noqa: BLE001 - an agent's stderr or traceback module raised
-        with contextlib.suppress(OSError):
-            os.write(2, f"{type(error).__name__} (its traceback raised {type(second).__name__})\n".encode())
 
 
 def _wind_up(namespace: dict[str, Any]) -> None:
@@ -220,6 +168,7 @@ def _wind_up(namespace: dict[str, Any]) -> None:
 
 
 def _read_all(fd: int) -> bytes:
-    with open(fd, "rb", closefd=False) as file:
-        file.seek(0)
-        return file.read()
+    data, size = b"", os.fstat(fd).st_size
+    while len(data) < size:
+        data += os.pread(fd, size - len(data), len(data)) or b"\0" * size  # no JSON
+    return data

@@ -8,25 +8,19 @@ Requests and replies are JSON datagrams on the control socket, descriptors trave
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
-import importlib.metadata
-import importlib.util
-import io
 import json
 import math
 import os
-import pickle
 import select
 import signal
 import socket
-import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import linux, seccomp, watchdog, worker
+from . import linux, pages, watchdog, worker
 from .isolation import Isolation, Namespaces, Uids
 
 MAX_MESSAGE_BYTES = 1 << 16
@@ -40,6 +34,13 @@ look comes a pause of this many times its length."""
 EARLY_S, GRACE_S = 0.002, 5.0
 """How long we look at a worker that said that it ends; and how long it may take where others need the
 processor, before it is killed."""
+
+REHEARSAL: dict[str, Any] = {
+    "id": 0,  # the owner's numbers begin with 1
+    "workspace": 1,  # nobody's yet
+    "read_only": False,
+    "limits": {"time_s": 30, "memory_bytes": 1 << 30, "processes": 64, "file_bytes": 1 << 20},
+}
 
 
 @dataclass(eq=False)
@@ -68,7 +69,7 @@ class Zygote:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.control = socket.socket(fileno=config["control_fd"])
-        self.num_spares = 1
+        self.num_spares = 0
         self.isolation: Isolation
         if config["isolation"] == "namespaces":
             self.isolation = Namespaces(many_uids=config["many_uids"])
@@ -80,6 +81,8 @@ class Zygote:
             memory_baseline=watchdog.private_bytes(),
             isolation=self.isolation,
         )
+        self.touched: pages.Ranges = array("Q")
+        self.container_bytes = watchdog.container_bytes()
         self.spares: list[Step] = []
         self.running: dict[int, Step] = {}
         self.dying: list[Step] = []
@@ -90,27 +93,65 @@ class Zygote:
 
     def serve(self) -> None:
         """Answer requests, watch runs and keep spares ready, until the owner hangs up."""
+        self.rehearse()
         self.container_bytes = watchdog.container_bytes()
         self.reply({"op": "ready"})
         while True:
-            wants_spare = len(self.spares) < self.num_spares and not self.running
-            # A fork takes milliseconds: let a request that is already on its way go first.
-            events = self.poll.poll(2 if wants_spare else self.wait_ms())
-            if not events and wants_spare:
-                self.add_spare()
-            for fd, _ in events:
-                if fd == self.control.fileno():
-                    self.read_request()
-                elif fd in self.by_fd:
-                    self.on_event(self.by_fd[fd], fd)
-            self.enforce_limits()
-            self.bury()
+            self.turn()
+
+    def turn(self) -> None:
+        """Wait for the next thing to do, and do it."""
+        wants_spare = len(self.spares) < self.num_spares and not self.running
+        # A fork takes milliseconds: let a request that is already on its way go first.
+        events = self.poll.poll(2 if wants_spare else self.wait_ms())
+        if not events and wants_spare:
+            self.add_spare()
+        for fd, _ in events:
+            if fd == self.control.fileno():
+                self.read_request()
+            elif fd in self.by_fd:
+                self.on_event(self.by_fd[fd], fd)
+        self.enforce_limits()
+        self.bury()
+
+    def rehearse(self) -> None:
+        """Two runs of our own, to learn which pages are written to in every run: by a worker, and by us.
+
+        From here on both copy them before there is work. Where this fails, a real run will say why.
+        """
+        learned: pages.Ranges = array("Q")
+        with contextlib.suppress(OSError, ValueError):
+            self.isolation.make(REHEARSAL["workspace"], 1, 10)
+            try:
+                learned.extend(json.loads(self.rehearsal()))
+                self.setting = replace(self.setting, touched=learned)
+                with shared_with_child():
+                    self.rehearsal()
+                    self.touched = pages.own_ranges()
+            finally:
+                self.isolation.remove(REHEARSAL["workspace"])
+        self.setting = replace(self.setting, touched=learned)
+        self.num_spares = 1
+
+    def rehearsal(self) -> bytes:
+        """The report of a run of nothing."""
+        code, report = os.memfd_create("code"), os.memfd_create("report")
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            os.write(code, b'{"blocks": ["print(1)"], "trusted": true}')
+            self.do_run(REHEARSAL, [code, null, null, report])
+            while self.running or self.dying:
+                self.turn()
+            return os.pread(report, MAX_MESSAGE_BYTES, 0)
+        finally:
+            close_all((code, null, report))
 
     def add_spare(self) -> None:
         try:
             self.spares.append(self.fork_worker())
         except OSError:
             self.num_spares = 0  # a run that needs a worker will say why
+        pages.make_own(self.touched)
 
     def wait_ms(self) -> int | None:
         if any(not step.init for step in self.dying):
@@ -124,9 +165,9 @@ class Zygote:
         socket.send_fds(self.control, [json.dumps(message).encode()], fds)
 
     def read_request(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE_BYTES, MAX_FDS)
-        for fd in fds:
-            os.set_inheritable(fd, False)  # by none of the programs that runs begin with
+        # Inherited by none of the programs that runs begin with.
+        flags = socket.MSG_CMSG_CLOEXEC
+        data, fds, _, _ = socket.recv_fds(self.control, MAX_MESSAGE_BYTES, MAX_FDS, flags)
         if not data:
             os._exit(0)  # the owner is gone; as first process of the namespace we take all along
         request = json.loads(data)
@@ -337,7 +378,8 @@ class Zygote:
 
     def is_alone(self, step: Step) -> bool:
         """One look may miss a process that is handing over to its child: ask twice."""
-        return not set(watchdog.pids_of(step.key, self.isolation.key_of)) - {step.pid, step.init}
+        known = {os.getpid(), step.init, *self.workers()}
+        return all(pid in known or self.isolation.key_of(pid) != step.key for pid in watchdog.all_pids())
 
     def finish(self, step: Step) -> None:
         """All of it is dead."""
@@ -360,85 +402,26 @@ class Zygote:
         answer["duration_s"] = max(0.0, now - (step.started or now))
         if step.first_word != worker.STARTED:
             answer["error"] = f"a worker did not start: {step.first_word or f'exit code {step.status}'}"
-        self.reply(answer)
+        if step.run != REHEARSAL["id"]:
+            self.reply(answer)
+
+
+@contextlib.contextmanager
+def shared_with_child() -> Iterator[None]:
+    """All pages that this process does not write to meanwhile stay shared with a fork that does nothing."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(theirs)
+        os.read(ours, 1)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        close_all((ours, theirs))
+        os.waitpid(child, 0)
 
 
 def close_all(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def check_image(packages: Iterable[str], masks: Iterable[str], refused: Iterable[str]) -> None:
-    """Does a container's image hold what it must, and nothing that gives tasks away?
-
-    Raises `ImportError`, `LookupError` for a package. On the host, where the root is made to measure, all
-    three are empty.
-    """
-    for name in packages:
-        try:
-            importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            raise LookupError(
-                f"packages: {name!r} is not in the image: python -m mappa_envs build-image --package {name}"
-            ) from None
-    found = [name for name in refused if importlib.util.find_spec(name.replace("-", "_"))]
-    folders = {os.path.join(entry, mask): mask for mask in masks for entry in sys.path}
-    found += [mask for folder, mask in folders.items() if os.path.isdir(folder) and os.listdir(folder)]
-    if found:
-        raise ImportError(f"the image holds {found[0]}, from which tasks and their answers come")
-
-
-def warm_up() -> None:
-    """First calls do work that lasts: lazy imports, caches, compiled expressions.
-
-    Nothing here may start threads or run an OpenMP loop, which would hang in forked children.
-    """
-    if "sklearn.ensemble" not in sys.modules or "pandas" not in sys.modules:
-        return
-    pandas, ensemble = sys.modules["pandas"], sys.modules["sklearn.ensemble"]
-    linear_model = sys.modules["sklearn.linear_model"]
-    text = "a,b,c\n" + "".join(f"{n},{n * 0.5},{n % 2}\n" for n in range(40))
-    table = pandas.read_csv(io.StringIO(text))
-    for model in (ensemble.RandomForestClassifier(3), linear_model.LogisticRegression()):
-        model.fit(table[["a", "b"]], table["c"]).predict(table[["a", "b"]])
-        pickle.loads(pickle.dumps(model))
-    table.to_csv(io.StringIO())
-
-
-def collapse_pages() -> None:
-    """Huge pages for what workers inherit: each fork then copies a fraction of the page table."""
-    with open("/proc/self/maps", encoding="ascii") as file:
-        lines = [line.split() for line in file]
-    for fields in lines:
-        anonymous = fields[1].startswith("rw-p") and (len(fields) == 5 or fields[5] == "[heap]")
-        start, end = (int(address, 16) for address in fields[0].split("-"))
-        if anonymous:
-            linux.collapse(start, end)
-
-
-def main() -> None:
-    """Import, settle, serve."""
-    config = json.loads(sys.argv[1])
-    gc.disable()
-    try:
-        for name in config["imports"]:
-            importlib.import_module(name)
-        check_image(config.get("packages", ()), config.get("masks", ()), config.get("refused", ()))
-        warm_up()
-        seccomp.make_ready()
-        if len(os.listdir("/proc/self/task")) != 1:
-            raise ImportError("a library started a thread, which forked workers cannot have")
-    except (ImportError, LookupError) as error:
-        text = f"import: {error}" if isinstance(error, ImportError) else str(error.args[0])
-        with socket.socket(fileno=config["control_fd"]) as control:
-            control.send(json.dumps({"op": "failed", "error": text}).encode())
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.set_inheritable(config["control_fd"], False)
-    zygote = Zygote(config)
-    gc.enable()
-    gc.collect()
-    collapse_pages()
-    # What lives now stays: collecting it in workers would copy all its pages.
-    gc.freeze()
-    zygote.serve()

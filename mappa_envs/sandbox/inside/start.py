@@ -1,0 +1,84 @@
+"""How a zygote begins: it imports the libraries, looks at what it is in, and settles."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+
+from . import pages, seccomp
+from .zygote import Zygote
+
+
+def check_image(packages: Iterable[str], masks: Iterable[str], refused: Iterable[str]) -> None:
+    """Does a container's image hold what it must, and nothing that gives tasks away?
+
+    Raises `ImportError`, `LookupError` for a package. On the host, where the root is made to measure, all
+    three are empty.
+    """
+    for name in packages:
+        try:
+            importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise LookupError(
+                f"packages: {name!r} is not in the image: python -m mappa_envs build-image --package {name}"
+            ) from None
+    found = [name for name in refused if importlib.util.find_spec(name.replace("-", "_"))]
+    folders = {os.path.join(entry, mask): mask for mask in masks for entry in sys.path}
+    found += [mask for folder, mask in folders.items() if os.path.isdir(folder) and os.listdir(folder)]
+    if found:
+        raise ImportError(f"the image holds {found[0]}, from which tasks and their answers come")
+
+
+def warm_up() -> None:
+    """First calls do work that lasts: lazy imports, caches, compiled expressions.
+
+    Nothing here may start threads or run an OpenMP loop, which would hang in forked children.
+    """
+    if "sklearn.ensemble" not in sys.modules or "pandas" not in sys.modules:
+        return
+    pandas, ensemble = sys.modules["pandas"], sys.modules["sklearn.ensemble"]
+    linear_model = sys.modules["sklearn.linear_model"]
+    text = "a,b,c\n" + "".join(f"{n},{n * 0.5},{n % 2}\n" for n in range(40))
+    table = pandas.read_csv(io.StringIO(text))
+    for model in (ensemble.RandomForestClassifier(3), linear_model.LogisticRegression()):
+        model.fit(table[["a", "b"]], table["c"]).predict(table[["a", "b"]])
+        pickle.loads(pickle.dumps(model))
+    table.to_csv(io.StringIO())
+
+
+def main() -> None:
+    """Import, settle, serve."""
+    config = json.loads(sys.argv[1])
+    gc.disable()
+    try:
+        for name in config["imports"]:
+            importlib.import_module(name)
+        check_image(config.get("packages", ()), config.get("masks", ()), config.get("refused", ()))
+        warm_up()
+        seccomp.make_ready()
+        if len(os.listdir("/proc/self/task")) != 1:
+            raise ImportError("a library started a thread, which forked workers cannot have")
+    except (ImportError, LookupError) as error:
+        text = f"import: {error}" if isinstance(error, ImportError) else str(error.args[0])
+        with socket.socket(fileno=config["control_fd"]) as control:
+            control.send(json.dumps({"op": "failed", "error": text}).encode())
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.set_inheritable(config["control_fd"], False)
+    zygote = Zygote(config)
+    gc.enable()
+    gc.collect()
+    pages.collapse()
+    # What lives now stays: collecting it in workers would copy all its pages.
+    gc.freeze()
+    zygote.serve()
