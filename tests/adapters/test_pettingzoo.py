@@ -70,7 +70,7 @@ def test_seeds(make: Make) -> None:
     seed_test(make, num_cycles=20)
 
 
-@raw_and_wrapped
+@cases(CASES[-1])
 def test_render(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     render_test(make, custom_tests={"ansi": lambda shown: shown.startswith("task ")})
     assert "_0" in capsys.readouterr().out

@@ -19,7 +19,9 @@ ROLES = ["data_engineer_0", "modeler_0", "analyst_0"]
 FILES = ["X_train.pkl", "y_train.pkl", "X_test.pkl", "model.pkl", "submission.csv"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if k > 1 else ()) for k, kind in enumerate(KINDS)]
+)
 def test_every_artifact_is_valid_and_the_submission_beats_a_guess(
     kind: str, tmp_path: Path, bench: Bench
 ) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import sklearn.metrics
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -206,6 +206,7 @@ def f1_of(truth: np.ndarray, guess: np.ndarray, label: str) -> float:
     return float(2 * hits / named) if named else 0.0
 
 
+@settings(max_examples=30)
 @given(pair=label_pairs)
 def test_label_metrics_are_their_formulas(pair: np.ndarray) -> None:
     truth, guess = pair
@@ -225,6 +226,7 @@ def test_label_metrics_are_their_formulas(pair: np.ndarray) -> None:
         assert np.isnan(value("qwk"))
 
 
+@settings(max_examples=30)
 @given(rows=st.lists(st.tuples(st.booleans(), st.integers(0, 100)), min_size=2, max_size=40))
 def test_score_metrics_are_their_formulas(rows: list[tuple[bool, int]]) -> None:
     truth, guess = np.array([float(t) for t, _ in rows]), np.array([p / 100 for _, p in rows])

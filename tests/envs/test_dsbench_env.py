@@ -44,7 +44,7 @@ def play_code(env: DSBenchEnv, task: DSBenchTask, start_role: str | None = None,
     return env.episode
 
 
-@pytest.mark.parametrize("task_id", ["iris-species", "wine-alcohol"])
+@pytest.mark.parametrize("task_id", ["iris-species", pytest.param("wine-alcohol", marks=pytest.mark.slow)])
 def test_the_expert_succeeds(real: DSBenchEnv, task_id: str) -> None:
     episode = play_code(real, TASKS[task_id], expert=True)
     assert episode.success
@@ -60,9 +60,8 @@ def test_the_expert_prepares_a_start_in_the_middle(real: DSBenchEnv) -> None:
     assert episode.success
 
 
-@pytest.mark.parametrize("task_id", ["sea-temperature", "epa-vehicle-class", "wine-cultivar", "iris-petals"])
-def test_a_copied_starter_solves_the_task(real: DSBenchEnv, task_id: str) -> None:
-    episode = play_code(real, TASKS[task_id], expert=False)
+def test_a_copied_starter_solves_the_task(real: DSBenchEnv) -> None:
+    episode = play_code(real, TASKS["wine-cultivar"], expert=False)
     assert episode.success
     assert len(episode.turns) == 3
 

@@ -143,7 +143,7 @@ def test_a_run_leaves_everything(folder: Path, tmp_path: Path, sandboxes: list[F
     assert any(not torch.equal(first[name], last[name]) for name in first)
 
 
-@pytest.mark.parametrize("checkpoint_every", [1, 10])
+@pytest.mark.parametrize("checkpoint_every", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_an_interrupted_run_resumes_bit_for_bit(
     folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox], checkpoint_every: int
 ) -> None:
