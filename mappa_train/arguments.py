@@ -66,8 +66,8 @@ def make_parser(command: str) -> Parser:
             type=Path,
             action="append",
             default=[],
-            metavar="FILE",
-            help="imitate these actions, not the expert's: a file of `export --format sft`; may be repeated",
+            metavar="PATH",
+            help="imitate these actions, not the expert's: a file or folder of `export --format sft`; repeatable",
         )
         parser.set_defaults(preset=None, config=None)
         _add_settings(parser, lambda name: name in _SFT_SETTINGS)

@@ -104,10 +104,15 @@ def table(results: Mapping[str, FitResult]) -> Table:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Actions of a JSON-lines file: `messages`, of which the last is the assistant's, and `agent`.
+    """Actions of a JSON-lines file, or of all in a folder: `messages`, the last the assistant's, and `agent`.
 
     Raises `DataError`, which names the line.
     """
+    if path.is_dir():
+        files = sorted(path.glob("*.jsonl"))
+        if not files:
+            raise DataError(f"--data {path}: no .jsonl file in this folder")
+        return [example for file in files for example in read_examples(file)]
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

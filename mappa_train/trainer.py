@@ -84,6 +84,20 @@ def open_team(config: Config, *, split: str | None = None, num_envs: int, coache
     return Team(policies=policies, engine=engine, tokenizer=tokenizer, envs=envs, sandbox=sandbox)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Loop:
+    """What every step needs."""
+
+    config: Config
+    run: RunFolder
+    team: Team
+    learner: Learner
+    debias: Debias
+    keys: MetricKeys
+    monitor: CoachMonitor
+    progress: Progress
+
+
 def train(config: Config, run: RunFolder, progress: Progress, resume: bool = False) -> None:
     """Train a team and leave everything about it in the run folder.
 
@@ -95,37 +109,12 @@ def train(config: Config, run: RunFolder, progress: Progress, resume: bool = Fal
         log.warning("--returns to_go grows with the actions left: a long failure can outrank a short success")
     config = keep_calibration(config, run)
     with closing(open_team(config, num_envs=config.episodes_per_step)) as team:
-        if run.start_path.is_dir():
-            load_weights(run.start_path, team.policies)
-            team.policies.freeze_reference()
-        learner = Learner(team.policies, config)
-        debias = Debias(config.debias)
-        done = _restore(run.load(), run, team.policies, learner, debias) if resume else 0
-        saved, seen = done, debias.state()
+        loop, done = _begin(config, run, team, progress, resume)
         coach = team.envs[0].coach
         count_earlier(coach, run.read_metrics())
-        keys = MetricKeys.of(team.envs[0].possible_agents, team.envs[0].tasks)
-        monitor = CoachMonitor(keys.agents, run.read_metrics(), partial(read_episodes, run.path))
-        progress.start(config.steps, keys.agents, first_step=done + 1)
-        with closing(EventWriter(run.events_path, done)) as events:
-            try:
-                for step in range(done + 1, config.steps + 1 if has_budget(coach) else 0):
-                    line = _step(step, config, run, team, learner, debias, keys, monitor, progress)
-                    events.write(line)
-                    done, seen = step, debias.state()
-                    is_last = step == config.steps or bool(line["stop/budget"])
-                    if step % config.checkpoint_every == 0 or is_last:
-                        _save(run, step, team.policies, learner, seen)
-                        saved = step
-                    write_report(run.path)
-                    progress.step(line)
-                    if is_last:
-                        break
-            finally:
-                # In the middle of an update the weights are of no step at all.
-                if done > saved and learner.intact and learner.version == done:
-                    _save(run, done, team.policies, learner, seen)
-    lines = run.read_metrics()
+        progress.start(config.steps, loop.keys.agents, first_step=done + 1)
+        if has_budget(coach):
+            done = _run_steps(loop, done)
     if done < config.steps:
         log.warning(
             "the coach's budget of %g USD is spent: the run ends after step %d of %d. To go on, raise "
@@ -135,38 +124,76 @@ def train(config: Config, run: RunFolder, progress: Progress, resume: bool = Fal
             config.steps,
             run.path / "config.toml",
         )
+    lines = run.read_metrics()
     progress.finish(lines[0], lines[-1], run.path)
 
 
-def _step(
-    step: int,
-    config: Config,
-    run: RunFolder,
-    team: Team,
-    learner: Learner,
-    debias: Debias,
-    keys: MetricKeys,
-    monitor: CoachMonitor,
-    progress: Progress,
-) -> dict[str, float | int | None]:
+def _begin(config: Config, run: RunFolder, team: Team, progress: Progress, resume: bool) -> tuple[_Loop, int]:
+    """Everything in its state after the newest checkpoint, or at the start; and the number of that step."""
+    if run.start_path.is_dir():
+        load_weights(run.start_path, team.policies)
+        team.policies.freeze_reference()
+    learner, debias = Learner(team.policies, config), Debias(config.debias)
+    done = _restore(run.load(), run, team.policies, learner, debias) if resume else 0
+    keys = MetricKeys.of(team.envs[0].possible_agents, team.envs[0].tasks)
+    loop = _Loop(
+        config=config,
+        run=run,
+        team=team,
+        learner=learner,
+        debias=debias,
+        keys=keys,
+        monitor=CoachMonitor(keys.agents, run.read_metrics(), partial(read_episodes, run.path)),
+        progress=progress,
+    )
+    return loop, done
+
+
+def _run_steps(loop: _Loop, done: int) -> int:
+    """All steps after `done`; returns the last one, which has a checkpoint."""
+    config, run, learner = loop.config, loop.run, loop.learner
+    saved, seen = done, loop.debias.state()
+    with closing(EventWriter(run.events_path, done)) as events:
+        try:
+            for step in range(done + 1, config.steps + 1):
+                line = _step(step, loop)
+                events.write(line)
+                done, seen = step, loop.debias.state()
+                is_last = step == config.steps or bool(line["stop/budget"])
+                if step % config.checkpoint_every == 0 or is_last:
+                    _save(step, loop, seen)
+                    saved = step
+                write_report(run.path)
+                loop.progress.step(line)
+                if is_last:
+                    break
+        finally:
+            # In the middle of an update the weights are of no step at all.
+            if done > saved and learner.intact and learner.version == done:
+                _save(done, loop, seen)
+    return done
+
+
+def _step(step: int, loop: _Loop) -> dict[str, float | int | None]:
+    config, team, learner = loop.config, loop.team, loop.learner
     start = time.perf_counter()
     # One seed a step: a resumed run shuffles its minibatches as the uninterrupted one would.
     torch.manual_seed(config.seed * 1_000_003 + step)
     team.engine.sync(learner.version)
     before = used_by(team.envs[0].coach)
-    rollouts, times = _rollout(step, config, team, progress)
-    run.append_episodes(step, rollouts)
+    rollouts, times = _rollout(step, config, team, loop.progress)
+    loop.run.append_episodes(step, rollouts)
     _check_scored(step, config, rollouts)
-    progress.phase("learn", 0, 1)
+    loop.progress.phase("learn", 0, 1)
     learning = time.perf_counter()
-    samples = credit_samples(debias.apply(rollouts), config)
+    samples = credit_samples(loop.debias.apply(rollouts), config)
     updates, advantages = learner.update(samples)
     learn_s = time.perf_counter() - learning
     after = used_by(team.envs[0].coach)
     used = after - before if before and after else None
-    line = _line(step, rollouts, samples, updates, advantages, keys, times, used, learn_s, start)
-    line |= monitor.figures(line, [item.episode for item in rollouts])
-    run.append_metrics(line)
+    line = _line(step, rollouts, samples, updates, advantages, loop.keys, times, used, learn_s, start)
+    line |= loop.monitor.figures(line, [item.episode for item in rollouts])
+    loop.run.append_metrics(line)
     return line
 
 
@@ -261,11 +288,9 @@ def _line(
     )
 
 
-def _save(
-    run: RunFolder, step: int, policies: Policies, learner: Learner, seen: dict[str, Any] | None
-) -> None:
-    state = {"learner": learner.state(), "rng": torch.get_rng_state(), "cursor": step, "debias": seen}
-    save_weights(run, step, policies, state)
+def _save(step: int, loop: _Loop, seen: dict[str, Any] | None) -> None:
+    state = {"learner": loop.learner.state(), "rng": torch.get_rng_state(), "cursor": step, "debias": seen}
+    save_weights(loop.run, step, loop.team.policies, state)
 
 
 def save_weights(run: RunFolder, step: int, policies: Policies, state: Mapping[str, Any]) -> None:

@@ -101,6 +101,21 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str) -> None:
     assert "line 3" in str(error.value)
 
 
+def test_a_folder_of_exported_actions_is_read(tmp_path: Path) -> None:
+    for agent in AGENTS:
+        chat = [{"role": role, "content": f"{role} of {agent}"} for role in ("system", "user", "assistant")]
+        row = {"messages": chat, "agent": agent, "score": 9.0, "source": "action"}
+        (tmp_path / f"{agent}.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "metadata.json").write_text("{}")
+    found = read_examples(tmp_path)
+    assert [item.agent for item in found] == sorted(AGENTS)
+    assert found[0].action == f"assistant of {found[0].agent}"
+    assert [message["role"] for message in found[0].messages] == ["system", "user"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no .jsonl file"):
+        read_examples(tmp_path / "empty")
+
+
 def made(folder: Path, out: Path, **changes: Any) -> tuple[Config, RunFolder]:
     config = resolve({"model": str(folder), "out": str(out), "lora_rank": 4, "lora_alpha": 8} | changes)
     return config, RunFolder.create(config)
