@@ -67,7 +67,7 @@ def make_parser(command: str) -> Parser:
             action="append",
             default=[],
             metavar="PATH",
-            help="imitate these actions, not the expert's: a file or folder of `export --format sft`; repeatable",
+            help="imitate these actions, not the expert's: a file or folder of `export`; may be repeated",
         )
         parser.set_defaults(preset=None, config=None)
         _add_settings(parser, lambda name: name in _SFT_SETTINGS)

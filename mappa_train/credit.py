@@ -174,7 +174,8 @@ def normalize(
         if count > correction:
             variance *= count / (count - correction)
         if count and variance**0.5 < FLAT_STD:
-            log.warning("returns of scope %s are all alike (std %.1e): no advantage", scope, variance**0.5)
+            what = "all actions" if scope is None else f"the actions of {scope}"
+            log.warning("the returns of %s are alike (std %.1e): no advantage", what, variance**0.5)
             continue
         if count:
             out[inside] = (values[inside].double() - mean) * max(variance, 1e-8) ** -0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 from safetensors.torch import load_file
 from tiny import AGENTS, make_config, make_model, make_policies, make_samples, weights
 
+from mappa_envs.coach import FakeCoach, register_coach
 from mappa_envs.errors import ConfigError, DataError
+from mappa_train import cli
 from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config, resolve
 from mappa_train.learner import Learner
@@ -112,7 +115,7 @@ def test_a_folder_of_exported_actions_is_read(tmp_path: Path) -> None:
     assert found[0].action == f"assistant of {found[0].agent}"
     assert [message["role"] for message in found[0].messages] == ["system", "user"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no .jsonl file"):
+    with pytest.raises(DataError, match=r"no \.jsonl file"):
         read_examples(tmp_path / "empty")
 
 
@@ -162,3 +165,48 @@ def test_a_start_without_a_checkpoint_is_named(folder: Path, tmp_path: Path) -> 
         find_start(resolve({"init": str(empty.path)}), AGENTS)
     with pytest.raises(ConfigError, match="no such folder"):
         find_start(resolve({"init": str(tmp_path / "nowhere")}), AGENTS)
+
+
+@pytest.mark.slow
+def test_learning_begins_at_a_warm_start(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands of docs/export.md, with the real sandbox and expert and a tiny model."""
+    register_coach("words", lambda: FakeCoach(lambda request: len(request.turn.action) * 37 % 101 / 10))
+    same = ["--model", str(folder), "--max-tasks", "2", "--max-new-tokens", "16", "--lora-rank", "4"]
+    warm, run = tmp_path / "warm", tmp_path / "run"
+    assert cli.main(["sft", *same, "--epochs", "3", "--lr", "1e-2", "--out", str(warm)]) == 0
+    said = capsys.readouterr()
+    assert f"--init {warm}" in said.out
+    assert "100 % of the actions are longer" in said.out
+    figures = json.loads((warm / "sft.json").read_text())
+    assert sorted(figures) == ["analyst_0", "data_engineer_0", "modeler_0"]
+    assert all(agent["after"] < agent["before"] for agent in figures.values())
+    assert all(agent["val_after"] is not None for agent in figures.values())
+
+    short = ["--episodes-per-step", "4", "--steps", "2", "--samples-per-task", "2", "--coach", "words"]
+    assert cli.main([*same, *short, "--init", str(warm), "--out", str(run)]) == 0
+    shutil.rmtree(warm)
+    lines = RunFolder.open(run).read_metrics()
+    assert [lines[0][f"kl/{agent}"] for agent in figures] == [0, 0, 0]
+    assert all(lines[1][f"kl/{agent}"] != 0 for agent in figures)
+    started, trained = (
+        load_file(path / "modeler_0" / WEIGHTS) for path in (run / "start", run / "checkpoints/step-000002")
+    )
+    assert any(bool(value.abs().sum()) for name, value in started.items() if "lora_B" in name)
+    assert any(not torch.equal(started[name], trained[name]) for name in started)
+
+    shutil.rmtree(run / "checkpoints/step-000002")
+    assert cli.main(["resume", str(run)]) == 0
+    again = load_file(run / "checkpoints/step-000002/modeler_0" / WEIGHTS)
+    assert all(torch.equal(again[name], value) for name, value in trained.items())
+    assert cli.main(["resume", str(run)]) == 0
+
+
+def test_a_warm_start_is_not_resumed(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, warm = made(folder, tmp_path / "warm")
+    save_weights(warm, 0, make_policies(folder), {})
+    assert cli.main(["resume", str(warm.path)]) == 2
+    assert "--init" in capsys.readouterr().err
