@@ -71,7 +71,7 @@ class Config:
     coach_timeout_s: float = option(
         120.0, "Bound of one LLM verdict, retries included; more for models that think long.", above=0
     )
-    coach_concurrency: int = option(8, "LLM verdicts at once; more is faster until limits are met.", low=1)
+    coach_concurrency: int = option(32, "LLM verdicts at once; more is faster until limits are met.", low=1)
     coach_rpm: int = option(0, "LLM requests a minute, as your account allows; 0 = no limit.", low=0)
     coach_tpm: int = option(0, "LLM prompt tokens a minute (estimated); 0 = no limit.", low=0)
     coach_budget_usd: float = option(

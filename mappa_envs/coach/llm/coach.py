@@ -93,7 +93,7 @@ class LLMCoach:
         *,
         base_url: str = "",
         timeout_s: float = 120.0,
-        concurrency: int = 8,
+        concurrency: int = 32,
         rpm: int = 0,
         tpm: int = 0,
         budget_usd: float = 0.0,
