@@ -79,6 +79,7 @@ class Artifact:
     `valid` means: usable by the next role. `problem` says why it is not, in words that help the
     agent. `shape` is rows × columns where that makes sense; `nan_share` the share of missing cells
     in [0, 1]; `written_by` the index of the turn that last wrote the file (None: there at the start).
+    `facts` are measurements for the coach by name, never shown to an agent; {} where there are none.
     """
 
     path: str
@@ -88,6 +89,7 @@ class Artifact:
     nan_share: float | None = None
     problem: str = ""
     written_by: int | None = None
+    facts: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,24 +7,24 @@
 
 Each file is looked at in its own throw-away worker (`inspector`), so a crash loses only that one. The host
 never unpickles anything, and a report of a valid file that contradicts what it knows makes the file
-unverifiable. For a valid file `problem` is empty or a remark: usable, but not perfect.
+unverifiable. Valid files are then measured (`facts`). For a valid file `problem` is empty or a remark:
+usable, but not perfect.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Self
 
-from mappa_envs.dsbench import metrics
+from mappa_envs.dsbench import facts, metrics
 from mappa_envs.dsbench.csv_files import read_cells
 from mappa_envs.dsbench.grading import MAX_BYTES, TaskSpec, canonical
+from mappa_envs.dsbench.worker_script import script
 from mappa_envs.sandbox.base import Workspace
 from mappa_envs.types import Artifact
 
@@ -35,26 +35,6 @@ MAX_COMPARED_BYTES = 20 << 20
 
 STATUSES = ("valid", "invalid", "unverifiable", "missing")
 
-_MODULES = (
-    "errors",
-    "dsbench.pickle_checks",
-    "dsbench.safe_pickle",
-    "dsbench.submission",
-    "dsbench.metrics",
-    "dsbench.predictions",
-    "dsbench.inspector",
-)
-"""What the worker executes, in this order: the last one examines."""
-_BOOT = """
-import json, sys, types
-sys.path[:] = [entry for entry in sys.path if entry not in ("", ".")]
-for name, source in sources.items():
-    module = types.ModuleType("mappa_envs." + name)
-    sys.modules[module.__name__] = module
-    exec(compile(source, f"<{name}>", "exec"), module.__dict__)
-report(module.examine(json.loads(job)))
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
@@ -64,6 +44,8 @@ class Tables:
     test_rows: int
     train_sha256: str
     """"" where it has more than `MAX_COMPARED_BYTES`."""
+    test_sha256: str
+    """The same of test.csv."""
     ids_sha256: str
     """Of the sorted canonical ids of test.csv, one a line."""
 
@@ -76,16 +58,21 @@ class Tables:
 
 @lru_cache(maxsize=512)
 def _facts(stamp: tuple[tuple[str, int, int], ...], id_column: str) -> dict[str, Any]:
-    (train, train_bytes, _), (test, _, _) = stamp
+    (train, train_bytes, _), (test, test_bytes, _) = stamp
     ids = sorted(canonical(cell) for (cell,) in read_cells(Path(test), [id_column]))
-    # Tables may have gigabytes: nothing but the ids is kept, and no inspector compares one that large.
-    small = train_bytes <= MAX_COMPARED_BYTES
     return {
         "train_rows": sum(1 for _ in read_cells(Path(train), [])),
         "test_rows": len(ids),
-        "train_sha256": hashlib.sha256(Path(train).read_bytes()).hexdigest() if small else "",
+        "train_sha256": _sha256(train, train_bytes),
+        "test_sha256": _sha256(test, test_bytes),
         "ids_sha256": hashlib.sha256("\n".join(ids).encode()).hexdigest(),
     }
+
+
+def _sha256(path: str, num_bytes: int) -> str:
+    # Tables may have gigabytes: nothing but the ids is kept, and no inspector compares one that large.
+    small = num_bytes <= MAX_COMPARED_BYTES
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if small else ""
 
 
 async def inspect(
@@ -98,17 +85,16 @@ async def inspect(
     Raises `SandboxError` only when the sandbox itself failed.
     """
     reports = await asyncio.gather(
-        *(workspace.inspect(_script(path, spec, tables), time_s=time_s) for path in paths)
+        *(workspace.inspect(script("examine", job(path, spec, tables)), time_s=time_s) for path in paths)
     )
-    return {path: _artifact(path, report, spec, tables) for path, report in zip(paths, reports, strict=True)}
-
-
-def _script(path: str, spec: TaskSpec, tables: Tables) -> str:
-    return f"job = {json.dumps(job(path, spec, tables))!r}\n{_constant_part()}"
+    found = {path: _artifact(path, report, spec, tables) for path, report in zip(paths, reports, strict=True)}
+    valid = frozenset(path for path, artifact in found.items() if artifact.status == "valid")
+    measured = await facts.measure(workspace, job("", spec, tables), valid)
+    return {path: replace(artifact, facts=measured.get(path, {})) for path, artifact in found.items()}
 
 
 def job(path: str, spec: TaskSpec, tables: Tables) -> dict[str, Any]:
-    """What `inspector.examine` is told, as JSON values: nothing of it is secret."""
+    """What the workers are told of the task, as JSON values: nothing of it is secret."""
     hidden = [*spec.target_columns, *([spec.label_column] if spec.label_column else [])]
     # Four times the answers, as for the grader, if their cells have 20 characters.
     num_cells = tables.test_rows * (1 + len(spec.target_columns))
@@ -118,22 +104,17 @@ def job(path: str, spec: TaskSpec, tables: Tables) -> dict[str, Any]:
         "targets": list(spec.target_columns),
         "hidden": hidden,
         "labels": list(spec.labels) if spec.labels is not None else None,
+        "positive": spec.positive,
         "metric": spec.metric,
         "family": metrics.metric(spec.metric).family.value,
         "train_rows": tables.train_rows,
         "test_rows": tables.test_rows,
         "train_sha256": tables.train_sha256,
+        "test_sha256": tables.test_sha256,
         "max_compared_bytes": MAX_COMPARED_BYTES,
         "ids_sha256": tables.ids_sha256,
         "max_submission_bytes": max(MAX_BYTES, 4 * 20 * num_cells),
     }
-
-
-@lru_cache(maxsize=1)
-def _constant_part() -> str:
-    folder = resources.files("mappa_envs")
-    sources = {name: (folder / f"{name.replace('.', '/')}.py").read_text("utf-8") for name in _MODULES}
-    return f"sources = {sources!r}\n{_BOOT}"
 
 
 def _artifact(path: str, report: Any, spec: TaskSpec, tables: Tables) -> Artifact:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import math
 import os
 import warnings
@@ -17,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mappa_envs.dsbench.given_tables import read_table
 from mappa_envs.dsbench.metrics import metric, score
 from mappa_envs.dsbench.pickle_checks import Fault, Refused
 from mappa_envs.dsbench.predictions import Expected, check_cells, spelling
@@ -125,7 +125,7 @@ def _not_the_target(path: str, table: Features, job: dict[str, Any]) -> None:
     import numpy as np
     import pandas as pd
 
-    train = _train(job)
+    train = read_table("train.csv", job)
     if train is None or table.shape[0] != len(train):
         return
     given: list[Any] = []
@@ -204,7 +204,7 @@ def _target_rows(path: str, rows: int, job: dict[str, Any]) -> None:
 
 def _check_values(path: str, frame: Any, job: dict[str, Any]) -> None:
     """Can these be values of the target, as they are, encoded or transformed?"""
-    train = _train(job)
+    train = read_table("train.csv", job)
     if train is None or frame.shape[1] > 1:
         return
     if len(frame) == len(train):
@@ -228,17 +228,6 @@ def _check_values(path: str, frame: Any, job: dict[str, Any]) -> None:
         odd = sorted(set(map(canonical, values.astype(str))) - set(map(canonical, true.astype(str))))
         if odd:
             raise Fault(f"{path} has the values {some(odd)}, which the target {names[0]!r} never has")
-
-
-def _train(job: dict[str, Any]) -> Any:
-    """train.csv, or None where it is large or not as the task gave it."""
-    import pandas as pd
-
-    try:
-        data = read_bytes("train.csv", job["max_compared_bytes"])
-    except Fault:
-        return None
-    return pd.read_csv(io.BytesIO(data)) if hashlib.sha256(data).hexdigest() == job["train_sha256"] else None
 
 
 def model(job: dict[str, Any], out: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from mappa_envs.actions import extract_code
 from mappa_envs.coach import CoachRequest, RubricCoach
 from mappa_envs.coach.base import EpisodeRequest
-from mappa_envs.coach.rubric.maths_facts import computes
+from mappa_envs.coach.rubric.maths_deviations import departs
+from mappa_envs.coach.rubric.maths_facts import computes, facts_of
 from mappa_envs.mathchat.env import mathchat_team
 from mappa_envs.types import CoachScore, Episode, Outcome, Role, Task, ToolResult, Turn
 
@@ -263,3 +264,32 @@ def test_any_message_and_output_get_a_verdict(action: str, output: str) -> None:
     assert 0 <= verdict.score <= 5
     ran = judge((SOLVER, action, None), (EXECUTOR, LOOP, ToolResult(stdout=output)))
     assert ran.score <= 8.5
+
+
+SAID = "{} integers up to {} are to be divided by {} or {}, but not by {}: count them."
+OTHER_LOOP = LOOP.replace("260", "{}").replace("n % 5", "n % {}").replace("n % 12", "n % {}")
+
+
+@pytest.mark.parametrize(
+    ("plan", "program", "words"),
+    [
+        (SAID.format("Positive", 259, 5, 7, 21), OTHER_LOOP.format(260, 5, 21), "21 in place of 12"),
+        ("All n up to 259 that 5 or 7 divides.", LOOP.replace(" and n % 12", ""), "leaves out 12"),
+        (SAID.format("Negative", 259, 5, 7, 12), LOOP, "'negative'"),
+        (SAID.format("Positive", 259, 5, 7, 12), OTHER_LOOP.format(260, 5, 21), ""),
+        (SAID.format("Positive", 259, 5, 7, 12), LOOP, ""),
+        ("Count by a program.", LOOP, ""),
+    ],
+)
+def test_a_wrong_answer_goes_back_to_a_plan_that_departs_from_the_problem(
+    plan: str, program: str, words: str
+) -> None:
+    printed = ToolResult(stdout="80\n")
+    said = ((SOLVER, plan, None), (EXECUTOR, program, printed), (VERIFIER, r"\boxed{80}", None))
+    assert judge(*said, outcome=WRONG).blame == {("problem_solver_0" if words else "code_executor_0"): 1}
+    assert judge(*said, outcome=RIGHT).blame == {}
+    plan_facts, program_facts = (
+        facts_of(Turn(index=i, agent=role.name, messages=(), action=action, tool=tool), TASK.prompt)
+        for i, (role, action, tool) in enumerate(said[:2])
+    )
+    assert words in departs(plan_facts, program_facts, TASK.prompt)

@@ -194,6 +194,9 @@ def _artifact(artifact: Artifact, writers: Mapping[int, str]) -> str:
         words.append(f"last written by {writer} in turn {artifact.written_by}")
     if artifact.problem:
         words.append(f"remark: {_cut(artifact.problem, 500)}")
+    if artifact.facts:
+        facts = ", ".join(f"{name} {value:g}" for name, value in artifact.facts.items())
+        words.append(f"measured from -1 to 1 (1: all of the signal is there, 0: none): {facts}")
     return ", ".join(words)
 
 

@@ -20,7 +20,16 @@ from mappa_envs.coach.rubric.evidence import (
     state,
     upstream,
 )
-from mappa_envs.coach.rubric.faults import BLAMED, intended, mistakes, remarks_on, was_followed
+from mappa_envs.coach.rubric.faults import (
+    BLAMED,
+    facts_of,
+    intended,
+    mistakes,
+    remarks_on,
+    was_followed,
+)
+from mappa_envs.coach.rubric.measured import losses, measured
+from mappa_envs.coach.rubric.outcomes import disappoints, is_poor
 from mappa_envs.dsbench.inspector import CONSTANT
 from mappa_envs.types import Artifact, Outcome, Role, ScoreRevision, Turn
 
@@ -28,7 +37,9 @@ POOR_MODEL = 5.0
 """The paper's cap for a modeler once the outcome is known to be poor."""
 KEPT_OF_A_BLOCKER = 0.4
 """The share of its score that is left to an action whose file stopped a teammate."""
-DISAPPOINTING, NEARLY_POOR = 0.5, 0.1
+NEARLY_POOR = 0.1
+SMALL_LOSS, LARGE_LOSS = 0.1, 0.25
+"""Of the signal: enough to be blamed for a poor outcome that nothing explains, for a disappointing one."""
 DATA_ERRORS = frozenset({"ValueError", "TypeError", "KeyError", "IndexError", "LinAlgError"})
 
 
@@ -38,26 +49,6 @@ class Suspect:
 
     turn: Turn
     finding: Finding
-
-
-def is_poor(outcome: Outcome) -> bool:
-    """A valid submission that is no better than a guess."""
-    figures = outcome.metrics
-    if not outcome.success:
-        return False
-    if (relative := figures.get("relative")) is not None:
-        return relative <= 0
-    if (area := figures.get("roc_auc")) is not None:
-        return area < 0.55
-    if (error := figures.get("rmse_pct")) is not None:
-        return error > 50
-    return (r2 := figures.get("r2")) is not None and r2 <= 0
-
-
-def disappoints(outcome: Outcome) -> bool:
-    """Invalid, poor, or less than half way from a guess to a good model."""
-    relative = outcome.metrics.get("relative")
-    return not outcome.success or is_poor(outcome) or (relative is not None and relative < DISAPPOINTING)
 
 
 def assign(request: CoachRequest, e: Evidence) -> dict[str, float]:
@@ -159,11 +150,23 @@ def _for_outcome(request: CoachRequest, e: Evidence, outcome: Outcome) -> dict[s
     weights = _merge(own, _weights(known))
     if weights:
         return _scaled(weights, 1 / sum(weights.values()))
+    loser, loss = _largest_loss(request)
     relative = outcome.metrics.get("relative")
     if not is_poor(outcome) and (relative is None or relative > NEARLY_POOR):
-        return {}
+        return {loser: 1.0} if loss > LARGE_LOSS else {}
     suspect = _most_likely(request)
     return {suspect.name if suspect else me: 1.0}
+
+
+def _largest_loss(request: CoachRequest) -> tuple[str, float]:
+    """Who lost most of the task's signal, and the share; ("", 0) where that was not measured."""
+    lost = losses(request.after)
+    if not lost:
+        return "", 0.0
+    path = max(lost, key=lambda path: lost[path])
+    me = request.role.name
+    agent = me if path in request.role.required else culprit(request, state(request, path, before=True))
+    return agent, lost[path]
 
 
 def _causes(request: CoachRequest, e: Evidence) -> list[Suspect]:
@@ -186,7 +189,8 @@ def _findings(request: CoachRequest, turn: Turn, artifact: Artifact) -> Iterable
     if artifact.status != "valid" and not for_want_of_input(artifact, tuple(request.before.values())):
         yield Finding(severity=GRAVE, words=artifact.problem, path=artifact.path)
     yield from remarks_on(artifact, request.task)
-    for finding in mistakes(turn, role, request.team, request.task, model_kind(request)):
+    found = mistakes(turn, role, request.team, request.task, model_kind(request))
+    for finding in (*found, *measured(request.before, facts_of(request.task).family)):
         if finding.path == artifact.path:
             yield finding
 
@@ -227,10 +231,13 @@ def _root(request: CoachRequest, agent: str) -> str:
 def _most_likely(request: CoachRequest) -> Role | None:
     """Whose work made a poor submission, where no mistake is known.
 
-    A constant model's maker; else, of those whose work was used, the only one whose code could not be
-    followed, or the nearest one.
+    None: the acting role. Who lost most of the signal, if measured; else a constant model's maker; else, of
+    those whose work was used, the only one whose code could not be followed, or the nearest one.
     """
     above = upstream(request.team, request.role)
+    loser, loss = _largest_loss(request)
+    if loss > SMALL_LOSS:
+        return next((role for role in above if role.name == loser), None)
     code = "\n".join(
         code_of(turn.action)
         for turn in (*request.episode.turns, request.turn)

@@ -38,13 +38,14 @@ from itertools import pairwise
 
 from mappa_envs.coach.base import CoachRequest, EpisodeRequest
 from mappa_envs.coach.rubric import maths
-from mappa_envs.coach.rubric.blame import assign, disappoints, is_poor, revisions, upstream_fault
+from mappa_envs.coach.rubric.blame import assign, revisions, upstream_fault
 from mappa_envs.coach.rubric.checks import SERIOUS
 from mappa_envs.coach.rubric.corrections import correction
 from mappa_envs.coach.rubric.evidence import Evidence, gather
 from mappa_envs.coach.rubric.faults import BLAMED
 from mappa_envs.coach.rubric.hindsight import look_back
 from mappa_envs.coach.rubric.injection import ADDRESSED, addresses_the_coach
+from mappa_envs.coach.rubric.outcomes import disappoints, is_poor
 from mappa_envs.types import CoachScore, Outcome
 
 RELATIVE = ((0.0, 6.0), (0.25, 7.0), (0.5, 8.0), (0.75, 9.0), (0.9, 10.0))

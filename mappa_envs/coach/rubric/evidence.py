@@ -14,7 +14,9 @@ from functools import lru_cache
 from mappa_envs.actions import extract_code, strip_reasoning
 from mappa_envs.coach.base import CoachRequest
 from mappa_envs.coach.rubric.checks import GRAVE, Finding
-from mappa_envs.coach.rubric.faults import mistakes, remarks_on
+from mappa_envs.coach.rubric.faults import facts_of, mistakes, remarks_on
+from mappa_envs.coach.rubric.measured import CERTAIN, measured
+from mappa_envs.coach.rubric.outcomes import disappoints
 from mappa_envs.coach.rubric.reader import parse
 from mappa_envs.dsbench.inspector import CONSTANT
 from mappa_envs.types import Artifact, Role, Turn
@@ -213,8 +215,13 @@ def _broken(request: CoachRequest, inputs: Sequence[Artifact]) -> tuple[Finding,
 
 def _own_mistakes(request: CoachRequest, inputs: Sequence[Artifact]) -> tuple[Finding, ...]:
     made = mistakes(request.turn, request.role, request.team, request.task, model_kind(request))
-    own = (state(request, path) for path in request.role.required)
-    remarks = [r for a in own if _wrote(request, a) for r in remarks_on(a, request.task)]
+    own = [a for path in request.role.required if _wrote(request, a := state(request, path))]
+    remarks = [r for a in own for r in remarks_on(a, request.task)]
+    # A good result proves that what was lost on the way did not matter.
+    if request.outcome is None or disappoints(request.outcome):
+        paths, least = {a.path for a in own}, CERTAIN if request.outcome is None else 0.0
+        seen = measured(request.after, facts_of(request.task).family)
+        remarks += [one for one in seen if one.path in paths and one.severity >= least]
     useless = any(r.severity >= GRAVE for a in inputs for r in remarks_on(a, request.task))
     if useless or any(a.status == "invalid" for a in inputs):
         # No model can tell rows apart by features, or for a target, that do not vary.

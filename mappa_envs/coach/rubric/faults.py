@@ -121,7 +121,7 @@ def remarks_on(artifact: Artifact, task: Task) -> list[Finding]:
     found = [
         Finding(severity=severity, words=f"{artifact.path}: {artifact.problem}", path=artifact.path)
         for words, severity in _REMARKS
-        if words in artifact.problem
+        if words in artifact.problem and not (words == CONSTANT and _fits(artifact))
     ]
     rows = _ROWS_LEFT.search(artifact.problem)
     if rows and int(rows[2][:9]) > 0:
@@ -130,6 +130,11 @@ def remarks_on(artifact: Artifact, task: Task) -> list[Finding]:
         words = f"{artifact.path} has {share:.0%} of the training rows"
         found.append(Finding(severity=severity, words=words, path=artifact.path))
     return found + _width(artifact, task)
+
+
+def _fits(model: Artifact) -> bool:
+    """A model that fits its own rows is not to blame for test rows that are all the same to it."""
+    return model.facts.get("fitted", 0.0) > 0.3 and model.facts.get("fitted_near", 0.0) > 0.1
 
 
 def _width(artifact: Artifact, task: Task) -> list[Finding]:

@@ -32,6 +32,7 @@ from mappa_envs.actions import strip_reasoning
 from mappa_envs.coach.base import CoachRequest
 from mappa_envs.coach.rubric.blame import lowered
 from mappa_envs.coach.rubric.maths_corrections import correction
+from mappa_envs.coach.rubric.maths_deviations import departs
 from mappa_envs.coach.rubric.maths_facts import (
     Facts,
     agree,
@@ -338,4 +339,15 @@ def _guilty(team: Team, found: Verdict, answer: str | None) -> Sequence[str]:
         is_guess = answer is not None and team.shown is None and team.origin(answer) is None
         return (*found.blame, *([team.me] if is_guess and team.is_last else []))
     first = team.origin(answer)
-    return (first.turn.agent,) if first is not None else ()
+    if first is None:
+        return ()
+    return (first.turn.agent if (planner := _misleader(team, first)) is None else planner.turn.agent,)
+
+
+def _misleader(team: Team, first: Facts) -> Facts | None:
+    """Whose plan departs from the problem as does the program that the answer comes from."""
+    if not first.computed:
+        return None
+    before = (one for one in team.past if one.turn.index < first.turn.index and one.turn.tool is None)
+    others = [one for one in before if one.turn.agent != first.turn.agent]
+    return next((one for one in others if departs(one, first, team.request.task.prompt)), None)
