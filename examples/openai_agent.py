@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible endpoint plays every seat. No torch; `pip install mappa[coach]`.
+"""A model behind an OpenAI-compatible endpoint plays every seat. No torch; needs the extra `coach`.
 
 python examples/openai_agent.py --model openai/Qwen/Qwen3-4B --base-url http://localhost:8000/v1 --tasks 4
 

@@ -151,8 +151,8 @@ class Attempt:
 
     @property
     def has_open_scores(self) -> bool:
-        """Whether `settle` has verdicts to wait for and to enter."""
-        return self._scorer.is_open
+        """Whether a verdict is still to come, or still to be asked for."""
+        return self._scorer.is_open or any(turn.pending for turn in self.episode.turns)
 
     async def settle(self) -> tuple[Correction, ...] | None:
         """Wait for the open verdicts and enter them, in turn order; what became known of every turn.

@@ -11,6 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def install_hint(extra: str) -> str:
+    """How to get the packages of an extra: from the clone, since PyPI's "Mappa" is another project."""
+    return f'in the folder of this project run: pip install -c constraints.txt -e ".[{extra}]"'
+
+
 class MappaError(Exception):
     """Base of every error that this project raises on purpose."""
 

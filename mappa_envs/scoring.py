@@ -12,6 +12,7 @@ same, the same final scores.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from mappa_envs.actions import sanitize
 from mappa_envs.coach.base import Coach, CoachRequest, EpisodeRequest, HindsightCoach
+from mappa_envs.coach.returned import checked_score, checked_scores
 from mappa_envs.errors import CoachError, ConfigError
 from mappa_envs.types import CoachScore, Turn
 
@@ -80,7 +82,8 @@ class Scorer:
             request = replace(request, episode=replace(request.episode, turns=bare))
         start = self._clock()
         try:
-            score = await self._coach.score(request)
+            found = await _asked(self._coach, "score", request)
+            score = checked_score(self._coach, found, [role.name for role in request.team])
             _check_revisions(score, request.turn.index)
         except CoachError as error:
             return [Verdict(unscored_reason=sanitize(str(error)), coach_s=self._clock() - start)]
@@ -92,7 +95,8 @@ class Scorer:
         start, num_turns = self._clock(), len(request.episode.turns)
         reason, scores = "the coach has no verdict on this action", list[CoachScore | None]()
         try:
-            scores = list(await self._coach.score_episode(request))
+            found = await _asked(self._coach, "score_episode", request)
+            scores = checked_scores(self._coach, found, [role.name for role in request.team])
             if len(scores) != num_turns:
                 raise CoachError(f"the coach gave {len(scores)} verdicts on {num_turns} actions")
         except CoachError as error:
@@ -195,6 +199,26 @@ async def _settled(asking: Callable[[R], Awaitable[list[Verdict]]], request: R) 
         return await asking(request)
     except Exception as error:  # noqa: BLE001
         return error
+
+
+async def _asked(coach: object, method: str, request: CoachRequest | EpisodeRequest) -> object:
+    """What the coach answers. Raises `ConfigError` where the method is no coroutine."""
+    who = f"{type(coach).__name__}.{method}"
+    try:
+        answer = getattr(coach, method)(request)
+        if not inspect.isawaitable(answer):
+            raise ConfigError(f"{who} is a plain method: write `async def {method}(self, request)`")
+        return await answer
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Of the coach's own making: a task group would take it for an episode that ended well.
+        raise RuntimeError(f"{who} raised CancelledError") from error
+    except Exception as error:
+        if not isinstance(error, CoachError | ConfigError):
+            error.add_note(f"(raised by {who})")
+        raise
 
 
 def _check_revisions(score: CoachScore, index: int) -> None:

@@ -3,6 +3,7 @@
 runs/NAME/config.toml  metrics.jsonl  episodes.jsonl  run.log  report.html  tensorboard/
           checkpoints/step-000010/<agent>/…  state.pt  manifest.json
           start/<agent>/…  where the policies began, if not at the model itself
+          coach_cost.json  what an LLM coach has cost the run
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mappa_envs.errors import ConfigError, DataError
-from mappa_train.config import Config, read_settings, resolve, to_toml, toml_string
+from mappa_train.config import Config, did_you_mean, read_settings, resolve, to_toml, toml_string
 from mappa_train.files import disk_errors, file_sha256, sync_folder, write_atomically
 from mappa_train.model import LoadedModel
 
@@ -177,7 +178,7 @@ class RunFolder:
                     (scratch / agent).mkdir()
                     write(scratch / agent)
                 torch.save(dict(state), scratch / STATE)
-                _write_manifest(scratch, step, sorted(files))
+                write_manifest(scratch, step, sorted(files))
                 final = self.checkpoint_path(step)
                 if final.exists():
                     shutil.rmtree(final)
@@ -203,17 +204,9 @@ class RunFolder:
         if step not in have:
             raise ConfigError(f"{self.path}: no checkpoint of step {step}; there are {_ranges(have)}")
         folder = self.checkpoint_path(step)
-        manifest = json.loads((folder / MANIFEST).read_text())
-        for name, facts in manifest["files"].items():
-            file = folder / name
-            if (
-                not file.is_file()
-                or file.stat().st_size != facts["bytes"]
-                or file_sha256(file) != facts["sha256"]
-            ):
-                raise DataError(f"{file}: damaged or missing; delete {folder} to use an earlier checkpoint")
+        names = verify_files(folder, f"delete {folder} to use an earlier checkpoint")
         state = torch.load(folder / STATE, weights_only=True, map_location="cpu")
-        agents = {agent: folder / agent for agent in manifest["agents"]}
+        agents = {agent: folder / agent for agent in names}
         return Checkpoint(step=step, folder=folder, agents=agents, state=state)
 
 
@@ -273,7 +266,39 @@ def _ranges(steps: list[int]) -> str:
     return ", ".join(shown if len(shown) <= 12 else [*shown[:4], "…", *shown[-4:]])
 
 
-def _write_manifest(folder: Path, step: int, agents: list[str]) -> None:
+def find_run(name: str) -> Path:
+    """The folder of a run, with or without `runs/`. Raises `ConfigError`, with a suggestion."""
+    path = Path(name).expanduser()
+    for candidate in (path, Path("runs") / name):
+        if (candidate / "config.toml").is_file():
+            return candidate
+    beside = path.parent if path.parent != Path() else Path("runs")
+    names = [item.name for item in beside.iterdir() if item != path] if beside.is_dir() else []
+    looked = "" if path.is_absolute() else " (also looked in runs/)"
+    why = "is no run folder: it has no config.toml" if path.is_dir() else "there is no such run folder"
+    raise ConfigError(f"{name}: {why}{looked}{did_you_mean(path.name, names)}")
+
+
+def verify_files(folder: Path, advice: str) -> list[str]:
+    """The agents of a folder with a manifest. Raises `DataError`, with `advice`, if a file is damaged."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        agents, files = list(manifest["agents"]), dict(manifest["files"])
+        bad = next((name for name, facts in files.items() if not _is_intact(folder / name, facts)), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{folder / MANIFEST}: damaged or missing ({error}); {advice}") from error
+    if bad is not None:
+        raise DataError(f"{folder / bad}: damaged or missing; {advice}")
+    return agents
+
+
+def _is_intact(file: Path, facts: Mapping[str, Any]) -> bool:
+    size, digest = facts["bytes"], facts["sha256"]
+    return file.is_file() and file.stat().st_size == size and file_sha256(file) == digest
+
+
+def write_manifest(folder: Path, step: int, agents: list[str]) -> None:
+    """What `verify_files` checks: size and digest of every file in the folder, made to last."""
     files = {}
     for path in sorted(item for item in folder.rglob("*") if item.is_file()):
         with path.open("rb+") as file:
@@ -285,4 +310,8 @@ def _write_manifest(folder: Path, step: int, agents: list[str]) -> None:
 
 
 def _disk_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
-    return disk_errors(folder, "free some space, then resume", "choose another folder with --out")
+    return disk_errors(
+        folder,
+        "free some space, then resume (before the first checkpoint: start again)",
+        "choose another folder with --out",
+    )

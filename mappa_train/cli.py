@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
-from mappa_envs.errors import ConfigError, MappaError, UnavailableError
+from mappa_envs.errors import ConfigError, MappaError, UnavailableError, install_hint
 from mappa_train.arguments import COMMANDS, make_parser
 from mappa_train.config import Config, did_you_mean, field_types, resolve
 
@@ -107,6 +107,10 @@ def _interrupted(place: _Place) -> str:
 
 
 def _dispatch(arguments: list[str], place: _Place) -> int:
+    from mappa_train.checkpoint import find_run
+
+    if bad := [argument for argument in arguments if "\0" in argument]:
+        raise ConfigError(f"{bad[0]!r}: must not hold a NUL character")
     command = "train"
     if arguments and not arguments[0].startswith("-"):
         command = arguments.pop(0)
@@ -166,7 +170,8 @@ def _check_names(config: Config) -> None:
     try:
         open_coach(config)
     except ConfigError as error:
-        hint = "" if ":" in config.coach else did_you_mean(config.coach, ("rubric", "fake"))
+        named = ":" in config.coach or config.coach in ("rubric", "fake")
+        hint = "" if named else did_you_mean(config.coach, ("rubric", "fake"))
         raise ConfigError(f"{error}{hint}") from error
     check_name(config.model)
     planned_path(config)
@@ -182,7 +187,7 @@ def _check_packages() -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise UnavailableError(
-            f"training needs {', '.join(missing)}, not installed here; run: pip install 'mappa[train]'"
+            f"training needs {', '.join(missing)}, not installed here; {install_hint('train')}"
         )
 
 
@@ -220,34 +225,44 @@ def _sft(options: argparse.Namespace, place: _Place) -> int:
     config = dataclasses.replace(config, out=str(planned_path(config, kind="sft-")))
     _check_names(config)
     _check_packages()
+    from contextlib import closing
+
     from rich.console import Console
 
     from mappa_train import sft
     from mappa_train.model import load_pretrained
+    from mappa_train.trainer import open_team
 
     examples = [example for path in options.data for example in sft.read_examples(path)]
     model = load_pretrained(config.model, say=_say)
-    run = RunFolder.create(config, model)
-    place.run = run.path
-    console = Console(highlight=False)
-    _log_to(run.log_path, console)
-    console.print(sft.table(sft.warm_start(config, run, examples, say=_say)))
+    with closing(open_team(config, num_envs=1, coached=False)) as team:
+        # Data that cannot be learned from must not leave a run folder behind.
+        lessons = sft.prepare(config, team, examples, say=_say)
+        run = RunFolder.create(config, model)
+        place.run = run.path
+        console = Console(highlight=False)
+        _log_to(run.log_path, console)
+        results = sft.warm_start(config, run, team.policies, lessons, say=_say)
+    console.print(sft.table(results))
     print(f"begin learning from it with: python -m mappa_train --env {config.env} --init {run.path}")
     return 0
 
 
 def _resume(options: argparse.Namespace, place: _Place) -> int:
-    from mappa_train.checkpoint import RunFolder
+    from mappa_train.checkpoint import RunFolder, find_run
 
     run = RunFolder.open(find_run(options.run))
     config = run.config()
     latest = run.latest()
     if latest is None:
-        raise ConfigError(f"{run.path}: it has no checkpoint yet; start a new run")
+        raise ConfigError(f"{run.path}: no step of it was finished, so there is no checkpoint; start again")
     if latest == 0:
         raise ConfigError(f"{run.path}: a warm start; begin learning from it with --init {run.path}")
     if latest >= config.steps:
-        print(f"{run.path} has finished its {config.steps} steps; there is nothing left to do")
+        print(
+            f"{run.path} has finished its {config.steps} steps; there is nothing left to do. To go on, raise "
+            f"steps in {run.config_path} and resume"
+        )
         return 0
     run.lock()
     _check_packages()
@@ -303,7 +318,7 @@ class _Screen(logging.Handler):
 
 
 def _eval(options: argparse.Namespace, place: _Place) -> int:
-    from mappa_train.checkpoint import RunFolder
+    from mappa_train.checkpoint import RunFolder, find_run
 
     splits = get_args(field_types()["split"])
     if options.split not in splits:
@@ -318,20 +333,17 @@ def _eval(options: argparse.Namespace, place: _Place) -> int:
 
     from mappa_train.evaluate import evaluate
     from mappa_train.model import load_pretrained
-    from mappa_train.progress import make_progress
+    from mappa_train.progress import PlainProgress
 
     run.check_model(load_pretrained(config.model, say=_say))
     checkpoint = run.load(options.step)
     console = Console(highlight=False)
     _log_to(run.log_path, console)
     place.run = run.path
-    progress = make_progress(console)
-    try:
-        result = evaluate(
-            config, checkpoint.folder, split=options.split, episodes=options.episodes, progress=progress
-        )
-    finally:
-        progress.stop()
+    progress = PlainProgress(console)
+    result = evaluate(
+        config, checkpoint.folder, split=options.split, episodes=options.episodes, progress=progress
+    )
     console.print(f"step {checkpoint.step}, {options.split} tasks", result.table)
     _write_evaluation(run, checkpoint.step, options, result.table)
     return 0
@@ -349,15 +361,3 @@ def _write_evaluation(run: Any, step: int, options: argparse.Namespace, table: A
             write_atomically(path, content)
             print(f"figures: {path}")
     print(f"report:  {write_report(run.path)}")
-
-
-def find_run(name: str) -> Path:
-    """The folder of a run, with or without `runs/`. Raises `ConfigError`, with a suggestion."""
-    path = Path(name).expanduser()
-    for candidate in (path, Path("runs") / name):
-        if (candidate / "config.toml").is_file():
-            return candidate
-    beside = path.parent if path.parent != Path() else Path("runs")
-    names = [item.name for item in beside.iterdir() if item.is_dir()] if beside.is_dir() else []
-    why = "is no run folder: it has no config.toml" if path.is_dir() else "there is no such run folder"
-    raise ConfigError(f"{name}: {why}{did_you_mean(path.name, names)}")

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import Any
+import json
+import math
+from typing import TYPE_CHECKING, Any
 
 from mappa_envs.coach import Coach, LLMCoach, make_coach
 from mappa_envs.coach.base import BUDGET_SPENT, CheckedCoach
 from mappa_envs.coach.calibration import CalibratedCoach
 from mappa_envs.coach.llm.limits import Usage
-from mappa_envs.errors import ConfigError
+from mappa_envs.errors import ConfigError, DataError
 from mappa_envs.types import Episode
 from mappa_train.config import COACH_OPTIONS, Config
+from mappa_train.files import disk_errors, write_atomically
+
+if TYPE_CHECKING:
+    from mappa_train.checkpoint import RunFolder
+
+_WITHOUT_OPTIONS = ("rubric", "fake")
+SPENT = "coach_cost.json"
+"""In the run folder: what the coach has cost the run, in USD."""
 
 
 def open_coach(config: Config) -> Coach:
@@ -22,10 +31,12 @@ def open_coach(config: Config) -> Coach:
     """
     defaults = Config()
     names = [name for name in COACH_OPTIONS if _setting(config, name) != _setting(defaults, name)]
+    flags = ", ".join("--coach-" + name.replace("_", "-") for name in names)
+    if names and config.coach in _WITHOUT_OPTIONS:
+        raise ConfigError(f"{flags}: only for llm: coaches, and --coach is {config.coach}")
     try:
         return make_coach(config.coach, **{name: _setting(config, name) for name in names})
     except ConfigError as error:
-        flags = ", ".join("--coach-" + name.replace("_", "-") for name in names)
         raise ConfigError(f"--coach {config.coach}: {error}{f'; see {flags}' if flags else ''}") from error
 
 
@@ -46,11 +57,38 @@ def used_by(coach: Coach | None) -> Usage | None:
     return inner.budget.spent if isinstance(inner, LLMCoach) else None
 
 
-def count_earlier(coach: Coach | None, lines: Iterable[Mapping[str, Any]]) -> None:
-    """The budget is the run's: what its earlier steps cost counts when it is resumed."""
+def count_earlier(coach: Coach | None, run: RunFolder) -> None:
+    """The budget is the run's: what it has cost so far counts when it is resumed.
+
+    Raises `DataError` if the record of it is damaged.
+    """
     inner = _inner(coach)
     if isinstance(inner, LLMCoach):
-        inner.budget.add(Usage(cost_usd=sum(line.get("coach/cost_usd") or 0.0 for line in lines)))
+        inner.budget.add(Usage(cost_usd=_read_spent(run)))
+
+
+def keep_spent(coach: Coach | None, run: RunFolder) -> None:
+    """Record what the coach has cost this run, whatever came of it: steps that are repeated count twice."""
+    used = used_by(coach)
+    if used is not None:
+        text = json.dumps({"cost_usd": used.cost_usd or 0.0})
+        with disk_errors(run.path, "free some space, then resume", "make it writable, then resume"):
+            write_atomically(run.path / SPENT, text.encode() + b"\n")
+
+
+def _read_spent(run: RunFolder) -> float:
+    path = run.path / SPENT
+    try:
+        spent = json.loads(path.read_bytes())["cost_usd"]
+    except FileNotFoundError:
+        return sum(line.get("coach/cost_usd") or 0.0 for line in run.read_metrics())
+    except (ValueError, TypeError, KeyError, RecursionError):
+        spent = None
+    if type(spent) not in (int, float) or not 0 <= spent < math.inf:
+        raise DataError(
+            f'{path}: damaged; write what the run has cost so far, in USD, such as {{"cost_usd": 1.5}}'
+        )
+    return float(spent)
 
 
 def _inner(coach: Coach | None) -> Coach | None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
+from urllib.parse import urlsplit
 
 from mappa_envs.errors import ConfigError
 from mappa_envs.sandbox import KINDS, check_kind
@@ -55,7 +56,8 @@ class Config:
     lora_alpha: int = option(32, "Scale of the adapter: its update is multiplied by alpha / rank.", low=1)
     init: str = option(
         "",
-        "Weights to begin from: the folder of a run or of a warm start (`sft`), or one of its checkpoints. "
+        "Weights to begin from: the folder of a run or of a warm start (`sft`; a bare name is looked up in "
+        "runs/, too), or one of its checkpoints. "
         "They are the reference of the KL penalty, too. Default: the model itself.",
     )
     engine: Literal["auto", "transformers"] = option("auto", "What samples. auto takes transformers here.")
@@ -224,6 +226,7 @@ def _check(config: Config) -> None:
         if "high" in item.metadata and value > item.metadata["high"]:
             raise ConfigError(f"{flag} {value}: must be at most {item.metadata['high']:g}")
     _check_sandbox(config.sandbox)
+    _check_url(config.coach_base_url)
     _check_learning(config)
 
 
@@ -239,16 +242,22 @@ def _check_learning(config: Config) -> None:
         raise ConfigError(f"--min-lr {config.min_lr:g}: must be at most --lr {config.lr:g}")
     if config.kl == "loss" and not config.beta:
         raise ConfigError("--kl loss: with --beta 0 there is no penalty; leave it out, or give a --beta")
-    if config.debias != "off" and config.returns == "outcome":
-        raise ConfigError(f"--debias {config.debias}: with --returns outcome nothing is learned from scores")
     if config.scoring == "hindsight" and config.returns != "per_action":
         raise ConfigError(f"--scoring hindsight: needs --returns per_action, not {config.returns}")
     same_task = min(config.samples_per_task, config.episodes_per_step)
-    if find_algorithm(config.algorithm).compares and same_task < 2:
+    alone = same_task < 2 or config.episodes_per_step % same_task == 1
+    if alone and find_algorithm(config.algorithm).compares:
         raise ConfigError(
             f"--samples-per-task {config.samples_per_task}: --algorithm {config.algorithm} compares episodes "
-            "of one task; give 2 or more (of --episodes-per-step)"
+            f"of one task; give 2 or more, and none of --episodes-per-step {config.episodes_per_step} alone"
         )
+
+
+def _check_url(url: str) -> None:
+    try:
+        _ = urlsplit(url).port
+    except ValueError as error:  # without the value: it may have a password in it
+        raise ConfigError(f"--coach-base-url: no address of a server ({error})") from error
 
 
 def _fixed_by(
@@ -273,11 +282,6 @@ def _fixed_by(
     return fixed
 
 
-def _fixed_by_scoring(scoring: str) -> Mapping[str, Any]:
-    # A score in hindsight has the consequences of an action in it already.
-    return {"returns": "per_action"} if scoring == "hindsight" else {}
-
-
 def _check_sandbox(kind: str) -> None:
     if kind == "unsafe-local":
         raise ConfigError(
@@ -298,6 +302,8 @@ def parse_value(name: str, value: Any) -> Any:
         raise ConfigError(f"unknown setting {name!r}{hint}; known: {', '.join(hints)}")
     kind = hints[name]
     if kind not in (int, float):
+        if "\0" in str(value):
+            raise ConfigError(f"--{name.replace('_', '-')}: must not hold a NUL character")
         return str(value)
     try:
         if isinstance(value, bool) or (kind is int and float(value) != int(float(value))):
@@ -333,22 +339,50 @@ def resolve(overrides: Mapping[str, Any], *, preset: str | None = None, file: Pa
     """The settings of a run from all their sources, checked. Raises `ConfigError`."""
     sources: list[dict[str, Any]] = []
     if preset is not None:
-        path = PRESETS / f"{preset}.toml"
-        if not path.is_file():
-            names = sorted(item.stem for item in PRESETS.glob("*.toml"))
+        names = sorted(item.stem for item in PRESETS.glob("*.toml"))
+        if preset not in names:
             hint = did_you_mean(preset, names)
             raise ConfigError(f"--preset {preset}: unknown; known: {', '.join(names)}{hint}")
-        sources.append(read_settings(path))
+        sources.append(read_settings(PRESETS / f"{preset}.toml"))
     if file is not None:
         sources.append(read_settings(file))
     sources.append({name: parse_value(name, value) for name, value in overrides.items()})
     settings = dict(ChainMap(*reversed(sources)))
     env = str(settings.get("env", Config.env)).removeprefix("mappa/")
-    scoring = _fixed_by("scoring", _fixed_by_scoring, sources)
+    if preset is not None and (its := sources[0].get("env", env)) != env:
+        raise ConfigError(f"--env {env}: --preset {preset} is for {its}; leave one out")
+    # A score in hindsight has the consequences of an action in it already.
+    hindsight = {"hindsight": {"returns": "per_action"}}
+    scoring = _fixed_by("scoring", lambda name: hindsight.get(name, {}), sources)
     algorithm = _fixed_by("algorithm", lambda name: find_algorithm(name).fixed, sources)
     config = Config(**{**ENV_DEFAULTS.get(env, {}), **settings, **scoring, **algorithm})
     _check(config)
-    return config
+    fixer = "algorithm" if "returns" in algorithm else "scoring" if "returns" in scoring else "returns"
+    return _without_idle(config, sources, fixer)
+
+
+def _without_idle(config: Config, sources: Sequence[Mapping[str, Any]], fixer: str) -> Config:
+    """Settings that do nothing beside a choice back at their defaults; `fixer` is what decided the returns.
+
+    Raises `ConfigError` where the source of the choice or a stronger one sets such a one, to no avail.
+    """
+    adapter = ("lora_rank", "lora_alpha") if config.policy == "full" else ()
+    idle = [(name, "policy", "there is no adapter") for name in adapter]
+    if config.returns in ("per_action", "outcome"):
+        idle.append(("gamma", fixer, "discounts nothing"))
+    if config.returns == "outcome":
+        why = "nothing is learned from scores"
+        idle += [(name, fixer, why) for name in ("debias", "coach_calibration")]
+    default, changes = Config(), {}
+    for name, choice, why in (item for item in idle if getattr(config, item[0]) != getattr(default, item[0])):
+        chosen = max((k for k, source in enumerate(sources) if choice in source), default=0)
+        if any(name in source for source in sources[chosen:]):
+            flag, other = "--" + name.replace("_", "-"), "--" + choice.replace("_", "-")
+            raise ConfigError(
+                f"{flag} {getattr(config, name)}: with {other} {getattr(config, choice)} {why}; leave it out"
+            )
+        changes[name] = getattr(default, name)
+    return dataclasses.replace(config, **changes)
 
 
 def to_toml(config: Config) -> str:

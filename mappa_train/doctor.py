@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mappa_envs.coach.base import CheckedCoach
-from mappa_envs.errors import MappaError
+from mappa_envs.errors import MappaError, install_hint
 from mappa_train.coaching import open_coach, try_out
 from mappa_train.config import Config
 from mappa_train.model import (
@@ -70,7 +70,7 @@ def checks(config: Config) -> Iterator[Check]:
 def _packages() -> Iterator[Check]:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
-        fix = f"missing: {', '.join(missing)}; run: pip install 'mappa[train]'"
+        fix = f"missing: {', '.join(missing)}; {install_hint('train')}"
         yield Check(name="packages", ok=False, message=fix)
     else:
         versions = ", ".join(

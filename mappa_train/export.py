@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from mappa_envs.errors import ConfigError, DataError
+from mappa_envs.errors import ConfigError, DataError, UnavailableError
 from mappa_envs.types import Message, StopReason, Turn
 from mappa_train.files import atomic_file, disk_errors, write_atomically
 from mappa_train.report import all_episodes
@@ -29,6 +30,8 @@ FORMATS: tuple[str, ...] = get_args(Format)
 SFT_MIN_SCORE = 7.0
 CORRECTION_SCORE = 10.0
 """For the score that a correction does not have: `datasets` refuses a column that is empty in one file."""
+MAX_NAME_BYTES = 200
+"""Of an agent whose file is written: file systems take 255, with endings."""
 _FILE_NAME = re.compile(r"\w[\w.-]*")
 
 Row = dict[str, Any]
@@ -89,17 +92,23 @@ def export(
     if not 0 <= min_score <= 10:
         raise ConfigError(f"--min-score {min_score:g}: scores are from 0 to 10")
     folder = out or run / f"export-{kind}"
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out {folder}: is a file; one file an agent is written, into a folder")
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise ConfigError(f"--out {folder}: is no folder; one file an agent is written, into a folder")
+    if os.path.isdir(folder) and folder.samefile(run):
+        raise ConfigError(f"--out {folder}: is the run itself; choose a folder of its own")
     agents = _by_agent(_examples(run, split))
     make = sft_rows if kind == "sft" else dpo_rows
     rows = {agent: list(make(examples, min_score)) for agent, examples in agents.items()}
     if not any(rows.values()):
         raise DataError(_nothing(run, kind, min_score))
-    with disk_errors(folder, "free some space, then export again", "choose another folder with --out"):
-        _write(
-            folder, rows, {"run": run.resolve().name, "format": kind, "split": split, "min_score": min_score}
-        )
+    facts = {"run": run.resolve().name, "format": kind, "split": split, "min_score": min_score}
+    try:
+        with disk_errors(folder, "free some space, then export again", "choose another folder with --out"):
+            _write(folder, rows, facts)
+    except OSError as error:
+        raise UnavailableError(
+            f"--out {folder}: cannot be written ({error.strerror}); choose another folder"
+        ) from error
     return Exported(folder=folder, rows={agent: len(mine) for agent, mine in rows.items()})
 
 
@@ -128,8 +137,11 @@ def _by_agent(examples: Iterable[Example]) -> dict[str, list[Example]]:
     agents: dict[str, list[Example]] = defaultdict(list)
     for example in examples:
         name = example.turn.agent
-        if not _FILE_NAME.fullmatch(name):
-            raise DataError(f"agent {name!r}: not the name of a file; letters, digits, _, - and . are")
+        if not _FILE_NAME.fullmatch(name) or len(name.encode()) > MAX_NAME_BYTES:
+            raise DataError(
+                f"agent {name[:80]!r}: not the name of a file; letters, digits, _, - and . are, up to "
+                f"{MAX_NAME_BYTES} bytes"
+            )
         agents[name].append(example)
     return dict(sorted(agents.items()))
 

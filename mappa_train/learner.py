@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from tensordict import TensorDict, lazy_stack
@@ -63,6 +64,7 @@ class Learner:
         self._config = config
         self._gather = gather
         self._algorithm = find_algorithm(config.algorithm)()
+        self._on_pack: Callable[[], None] = lambda: None
         self.version = 0
         self.intact = True
         """False while an update is under way: some agents may have moved and others not."""
@@ -76,9 +78,12 @@ class Learner:
             for agent in policies.agents
         }
 
-    def update(self, samples: Sequence[SampleCredit]) -> tuple[dict[str, UpdateStats], AdvantageStats]:
+    def update(
+        self, samples: Sequence[SampleCredit], on_pack: Callable[[int, int], None] = lambda done, total: None
+    ) -> tuple[dict[str, UpdateStats], AdvantageStats]:
         """One step of the algorithm for every agent that has samples.
 
+        `on_pack` is called often, with the number of agents that are done and of all: updates take minutes.
         Samples whose `ret` is None are left out of loss, statistics and denominator. Raises
         `NumericsError` if a sample is of an older policy, or where ratio or KL should be 0 and is not.
         """
@@ -86,10 +91,15 @@ class Learner:
         if stale:
             found = stale[0].action.generation.policy_version
             raise NumericsError(f"an action of policy version {found} reached the update of {self.version}")
-        minibatches = {agent: self._score(agent, samples) for agent in self._policies.agents}
+        agents = self._policies.agents
+        self._on_pack = partial(on_pack, 0, len(agents))
+        minibatches = {agent: self._score(agent, samples) for agent in agents}
         stats = self._add_advantages(minibatches, samples)
         self.intact = False
-        updates = {agent: self._train(agent, minibatches[agent]) for agent in self._policies.agents}
+        updates = {}
+        for done, agent in enumerate(agents):
+            self._on_pack = partial(on_pack, done, len(agents))
+            updates[agent] = self._train(agent, minibatches[agent])
         self.version += 1
         self.intact = True
         return updates, stats
@@ -144,6 +154,7 @@ class Learner:
         self, agent: str, pack: Pack, samples: Sequence[SampleCredit], part: Sequence[int]
     ) -> TensorDict:
         """A pack with its logprobs; `members` are the places of its actions in `samples`."""
+        self._on_pack()
         old, entropy = token_logprobs(
             self._policies.activate(agent), pack, self._config.temperature, entropy=True
         )
@@ -281,6 +292,7 @@ class Learner:
         denominator = sum(self._gathered(sum(len(pack[unit]) for pack in packs)))
         total, acted = 0.0, 0
         for pack in packs:
+            self._on_pack()
             pack["denominator"] = torch.tensor(denominator, dtype=torch.float64)
             out = loss_module(pack)
             if first and not float(out["max_log_ratio"]) <= MAX_DRIFT:

@@ -35,7 +35,10 @@ class Progress(Protocol):
         ...
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Inside a step: "rollout" with finished episodes, "learn" with updated agents."""
+        """Inside a step: "rollout" with finished episodes, "learn" with updated agents; any number of times.
+
+        Without a `start` there are no steps, as when a checkpoint is measured.
+        """
         ...
 
     def step(self, metrics: Line) -> None:
@@ -90,7 +93,9 @@ class PlainProgress:
     def phase(self, name: str, done: int, total: int) -> None:
         # A line for each episode would bury the steps.
         if time.monotonic() - self.spoke >= PHASE_INTERVAL_S:
-            self._say(f"step {self.done + 1}/{self.total}: {name} {done}/{total}")
+            step = f"step {self.done + 1}/{self.total}: " if self.total else ""
+            unit = "episodes" if name == "rollout" else "agents"
+            self._say(f"{step}{name} {done}/{total} {unit}")
 
     def _say(self, line: str) -> None:
         self.spoke = time.monotonic()

@@ -6,7 +6,7 @@
 The actions are the scripted expert's on the tasks of the split, or those of `--data` files (as `export
 --format sft` writes them). Each agent learns from its own alone: the mean cross-entropy over the tokens of an
 optimizer batch, the stop token included, on exactly the prompts that the environment shows. What comes of it
-is where learning begins, and what π_ref is.
+is where learning begins, and what π_ref is. All agents are saved at the end: what is stopped begins anew.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import asyncio
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from jinja2 import TemplateError
 from rich.table import Table
 
-from mappa_envs.errors import ConfigError, DataError
+from mappa_envs.errors import ConfigError, DataError, boundary
 from mappa_envs.pipeline import PipelineEnv
 from mappa_envs.types import Episode
 from mappa_train.checkpoint import RunFolder
@@ -33,14 +34,16 @@ from mappa_train.loss import token_logprobs
 from mappa_train.packing import Sample, make_packs
 from mappa_train.plan import make_env
 from mappa_train.policies import Policies
+from mappa_train.progress import PHASE_INTERVAL_S, duration
 from mappa_train.tokens import ChatTokenizer
-from mappa_train.trainer import Team, open_team, save_weights
+from mappa_train.trainer import Team, save_weights
 
 log = logging.getLogger(__name__)
 
 BATCH = 16
 """Actions in one optimizer step."""
 NUM_CONCURRENT = 4
+ROLES = {"system", "user", "assistant", "tool"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,21 @@ class Example:
     agent: str
     messages: tuple[Mapping[str, str], ...]
     action: str
+    where: str
+    """For messages: the file and line, or the task of the expert."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What one agent learns from, and what it is measured on beside that (may be empty)."""
+
+    train: list[Sample]
+    val: list[Sample]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of one pass, prompts included."""
+        return sum(len(sample.prompt) + len(sample.response) for sample in self.train)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,31 +83,73 @@ class FitResult:
     too_long: float
 
 
-def warm_start(
-    config: Config, run: RunFolder, examples: Sequence[Example] = (), say: Callable[[str], None] = print
-) -> dict[str, FitResult]:
-    """Fine-tune every agent and leave a checkpoint (step 0) and `sft.json` in the run folder.
+def prepare(
+    config: Config, team: Team, examples: Sequence[Example], say: Callable[[str], None] = print
+) -> dict[str, Lesson]:
+    """Every agent's lesson. Without `examples` the scripted expert plays: each task of the split once, and
+    those of `val` to measure on.
 
-    Without `examples` the scripted expert plays every task of the split once, and those of `val` to measure
-    on. Raises `DataError` where an agent has nothing to learn from.
+    Raises `DataError` where an agent has nothing to learn from, or an action is too long for the model.
     """
-    with closing(open_team(config, num_envs=1, coached=False)) as team:
-        env = team.envs[0]
-        held_out: list[Example] = []
-        if not examples:
-            say(f"the scripted expert plays {len(env.tasks)} tasks to learn from, and those of val")
-            examples, held_out = _expert_examples(config, team)
-        _check_examples(env.possible_agents, examples)
-        results = {}
-        for agent in env.possible_agents:
-            train, val = (_samples(team.tokenizer, agent, some) for some in (examples, held_out))
-            num_tokens = sum(len(sample.response) for sample in train)
-            say(f"{agent}: {len(train)} actions of {num_tokens} tokens, {config.epochs} times")
-            results[agent] = _fit_agent(team.policies, agent, train, val, config)
-        save_weights(run, 0, team.policies, {})
+    env = team.envs[0]
+    held_out: list[Example] = []
+    if not examples:
+        say(f"the scripted expert plays {len(env.tasks)} tasks to learn from, and those of val")
+        examples, held_out = _expert_examples(config, team)
+    _check_examples(env.possible_agents, examples)
+    return {
+        agent: Lesson(
+            train=_samples(team.tokenizer, agent, examples), val=_samples(team.tokenizer, agent, held_out)
+        )
+        for agent in env.possible_agents
+    }
+
+
+def warm_start(
+    config: Config,
+    run: RunFolder,
+    policies: Policies,
+    lessons: Mapping[str, Lesson],
+    say: Callable[[str], None] = print,
+) -> dict[str, FitResult]:
+    """Fine-tune every agent and leave a checkpoint (step 0) and `sft.json` in the run folder."""
+    pace = Pace(config.epochs * sum(lesson.num_tokens for lesson in lessons.values()), say)
+    results = {}
+    for agent, lesson in lessons.items():
+        steps = config.epochs * math.ceil(len(lesson.train) / BATCH)
+        say(f"{agent}: {len(lesson.train)} actions, {config.epochs} times, in {steps} optimizer steps")
+        results[agent] = _fit_agent(policies, agent, lesson, config, pace)
+    save_weights(run, 0, policies, {})
     figures = {agent: vars(result) for agent, result in results.items()}
     write_atomically(run.path / "sft.json", (json.dumps(figures, indent=1) + "\n").encode())
     return results
+
+
+class Pace:
+    """Says how far the training is: at the end of each pass, and in between as often as progress does."""
+
+    def __init__(self, total: int, say: Callable[[str], None] = lambda line: None) -> None:
+        self.total, self.done, self.seconds = total, 0, 0.0
+        self._say = say
+        self.tell(f"to learn from: {total} tokens in all passes of all agents, prompts included")
+
+    @property
+    def is_due(self) -> bool:
+        """Whether nothing was said for as long as a watcher should wait."""
+        return time.monotonic() - self._spoke >= PHASE_INTERVAL_S
+
+    def tell(self, line: str) -> None:
+        """Say a line now."""
+        self._spoke = time.monotonic()
+        self._say(line)
+
+    def add(self, num_tokens: int, seconds: float, where: str, *, is_end: bool) -> None:
+        """One optimizer step is done."""
+        self.done, self.seconds = self.done + num_tokens, self.seconds + seconds
+        if is_end or self.is_due:
+            rate = self.done / max(self.seconds, 1e-9)
+            left = duration((self.total - self.done) / rate)
+            self.tell(f"{where}: {self.done}/{self.total} tokens, {rate:.0f} tokens/s, about {left} left")
 
 
 def table(results: Mapping[str, FitResult]) -> Table:
@@ -114,7 +174,7 @@ def read_examples(path: Path) -> list[Example]:
             raise DataError(f"--data {path}: no .jsonl file in this folder")
         return [example for file in files for example in read_examples(file)]
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").split("\n")  # splitlines would end one inside a text, at U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--data {path}: cannot be read ({error})") from error
     return [_example(f"--data {path}, line {k}", line) for k, line in enumerate(lines, 1) if line.strip()]
@@ -124,12 +184,18 @@ def _example(where: str, line: str) -> Example:
     try:
         record = json.loads(line)
         agent, messages = record["agent"], record["messages"]
-        chat = [{"role": str(m["role"]), "content": str(m["content"])} for m in messages]
-    except (ValueError, KeyError, TypeError) as error:
+        chat = [{"role": str(m["role"]), "content": m["content"]} for m in messages]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{where}: needs `agent` and `messages` of role and content ({error!r})") from error
     if len(chat) < 2 or chat[-1]["role"] != "assistant":
         raise DataError(f"{where}: the last of the messages must be the assistant's, and not the only one")
-    return Example(agent=str(agent), messages=tuple(chat[:-1]), action=chat[-1]["content"])
+    if not all(isinstance(message["content"], str) for message in chat):
+        raise DataError(f"{where}: content must be a text")
+    if unknown := {message["role"] for message in chat} - ROLES:
+        raise DataError(f"{where}: role {min(unknown)!r}: must be one of {', '.join(sorted(ROLES))}")
+    if any("\ud800" <= char <= "\udfff" for message in chat for char in message["content"]):
+        raise DataError(f"{where}: half a surrogate pair (\\ud800 to \\udfff alone) is no text")
+    return Example(agent=str(agent), messages=tuple(chat[:-1]), action=chat[-1]["content"], where=where)
 
 
 def _check_examples(agents: Sequence[str], examples: Sequence[Example]) -> None:
@@ -149,7 +215,10 @@ def _expert_examples(config: Config, team: Team) -> tuple[list[Example], list[Ex
         mine = await _play_tasks(team.envs[0])
         if config.split == "val":
             return mine, []
-        return mine, await _play_tasks(make_env(config, "val", sandbox=team.sandbox, coach=None))
+        val = make_env(config, "val", sandbox=team.sandbox, coach=None)
+        if config.max_tasks:
+            val.tasks = val.tasks[: config.max_tasks]
+        return mine, await _play_tasks(val)
 
     return asyncio.run(both())
 
@@ -167,14 +236,16 @@ async def _play_tasks(env: PipelineEnv) -> list[Example]:
 
     async with asyncio.TaskGroup() as group:
         jobs = [group.create_task(one(k, task.task_id)) for k, task in enumerate(env.tasks)]
-    turns = [turn for job in jobs if job.result().success for turn in job.result().turns]
     return [
         Example(
             agent=turn.agent,
             messages=tuple({"role": m.role, "content": m.content} for m in turn.messages),
             action=turn.action,
+            where=f"the expert on {job.result().task_id}",
         )
-        for turn in turns
+        for job in jobs
+        if job.result().success
+        for turn in job.result().turns
     ]
 
 
@@ -190,27 +261,39 @@ async def _play_expert(env: PipelineEnv, task_id: str, seed: int) -> Episode:
 
 
 def _samples(tokenizer: ChatTokenizer, agent: str, examples: Sequence[Example]) -> list[Sample]:
-    return [
-        Sample(prompt=tokenizer.encode(item.messages), response=tokenizer.encode_action(item.action))
-        for item in examples
-        if item.agent == agent
-    ]
+    return [_sample(tokenizer, example) for example in examples if example.agent == agent]
 
 
-def _fit_agent(
-    policies: Policies, agent: str, train: Sequence[Sample], val: Sequence[Sample], config: Config
-) -> FitResult:
+def _sample(tokenizer: ChatTokenizer, example: Example) -> Sample:
+    with boundary(DataError, f"{example.where}: the model's chat template refuses it", TemplateError):
+        prompt = tokenizer.encode(example.messages)
+    sample = Sample(prompt=prompt, response=tokenizer.encode_action(example.action))
+    length = len(sample.prompt) + len(sample.response)
+    if length > tokenizer.context_tokens:
+        raise DataError(
+            f"{example.where}: the action of {example.agent} has {length} tokens with its prompt, and the "
+            f"model's context {tokenizer.context_tokens}; leave it out, or take a model with a longer one"
+        )
+    return sample
+
+
+def _fit_agent(policies: Policies, agent: str, lesson: Lesson, config: Config, pace: Pace) -> FitResult:
+    train, val = lesson.train, lesson.val
     too_long = sum(len(s.response) > config.max_new_tokens for s in train) / len(train)
     if too_long:
         log.warning(
             "%s: %.0f %% of the actions are longer than --max-new-tokens %d, and would be cut when sampled",
             agent, 100 * too_long, config.max_new_tokens,
         )  # fmt: skip
-    before, val_before = (mean_loss(policies, agent, some, config.token_budget) for some in (train, val))
-    fit(policies, agent, train, config)
-    after, val_after = (mean_loss(policies, agent, some, config.token_budget) for some in (train, val))
+    before, val_before = (
+        mean_loss(policies, agent, some, config.token_budget, pace) for some in (train, val)
+    )
     assert before is not None
+    pace.tell(f"{agent}: {before:.3f} nats a token before")
+    fit(policies, agent, train, config, pace)
+    after, val_after = (mean_loss(policies, agent, some, config.token_budget, pace) for some in (train, val))
     assert after is not None
+    pace.tell(f"{agent}: {after:.3f} nats a token after")
     return FitResult(
         num_examples=len(train),
         num_tokens=sum(len(s.response) for s in train),
@@ -222,14 +305,18 @@ def _fit_agent(
     )
 
 
-def fit(policies: Policies, agent: str, samples: Sequence[Sample], config: Config) -> None:
+def fit(
+    policies: Policies, agent: str, samples: Sequence[Sample], config: Config, pace: Pace | None = None
+) -> None:
     """`config.epochs` passes of AdamW: L = −Σ_t log π(a_t) / N over the N response tokens of each batch.
 
     The order of the samples is drawn from `config.seed`. Raises `ConfigError` where the loss is not finite.
     """
     parameters = policies.parameters(agent)
     optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    for batch in _batches(len(samples), config.epochs, config.seed):
+    steps = math.ceil(len(samples) / BATCH)
+    for step, batch in enumerate(_batches(len(samples), config.epochs, config.seed)):
+        began = time.monotonic()
         chosen = [samples[k] for k in batch]
         num_tokens = sum(len(sample.response) for sample in chosen)
         for pack in make_packs(chosen, config.token_budget):
@@ -240,13 +327,23 @@ def fit(policies: Policies, agent: str, samples: Sequence[Sample], config: Confi
             raise ConfigError(f"--lr {config.lr}: the gradient of {agent} is not finite; choose a lower one")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if pace is not None:
+            count = sum(len(sample.prompt) for sample in chosen) + num_tokens
+            where = f"{agent}, pass {step // steps + 1} of {config.epochs}"
+            pace.add(count, time.monotonic() - began, where, is_end=(step + 1) % steps == 0)
 
 
 @torch.no_grad()
-def mean_loss(policies: Policies, agent: str, samples: Sequence[Sample], token_budget: int) -> float | None:
+def mean_loss(
+    policies: Policies, agent: str, samples: Sequence[Sample], token_budget: int, pace: Pace | None = None
+) -> float | None:
     """−log π per response token, in nats; None without samples."""
     packs = make_packs(samples, token_budget)
-    parts = [token_logprobs(policies.activate(agent), pack, temperature=1.0)[0] for pack in packs]
+    parts = []
+    for pack in packs:
+        parts.append(token_logprobs(policies.activate(agent), pack, temperature=1.0)[0])
+        if pace is not None and pace.is_due:
+            pace.tell(f"{agent}: measured {len(parts)}/{len(packs)} micro-batches")
     return -float(torch.cat(parts).mean()) if parts else None
 
 

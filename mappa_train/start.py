@@ -6,13 +6,12 @@ that it began from.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from mappa_envs.errors import ConfigError
-from mappa_train.checkpoint import MANIFEST, RunFolder
+from mappa_train.checkpoint import MANIFEST, RunFolder, find_run, verify_files, write_manifest
 from mappa_train.config import Config
 
 _LORA = ("lora_rank", "lora_alpha")
@@ -21,7 +20,8 @@ _LORA = ("lora_rank", "lora_alpha")
 def find_start(config: Config, agents: Sequence[str]) -> Path | None:
     """The checkpoint folder that `--init` names, or a run's newest; None without `--init`.
 
-    Raises `ConfigError` where there is none, or its weights are not those of this run's policies.
+    Raises `ConfigError` where there is none, or its weights are not those of this run's policies, and
+    `DataError` where a file of it is damaged.
     """
     if not config.init:
         return None
@@ -29,7 +29,10 @@ def find_start(config: Config, agents: Sequence[str]) -> Path | None:
     if (given / MANIFEST).is_file():
         checkpoint, run = given, RunFolder.open(given.parent.parent)
     else:
-        run = RunFolder.open(given if given.is_dir() else Path("runs") / config.init)
+        try:
+            run = RunFolder.open(find_run(config.init))
+        except ConfigError as error:
+            raise ConfigError(f"--init {error}") from error
         latest = run.latest()
         if latest is None:
             raise ConfigError(f"--init {config.init}: the run has no checkpoint to begin from")
@@ -40,7 +43,7 @@ def find_start(config: Config, agents: Sequence[str]) -> Path | None:
         if mine != other:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"--init {config.init}: made with {flag} {other}, but this run has {mine}")
-    known = json.loads((checkpoint / MANIFEST).read_text())["agents"]
+    known = verify_files(checkpoint, f"--init {config.init} cannot be begun from; choose another")
     if missing := [agent for agent in agents if agent not in known]:
         raise ConfigError(f"--init {config.init}: no weights of {missing[0]}; it has {', '.join(known)}")
     return checkpoint
@@ -50,3 +53,4 @@ def copy_start(checkpoint: Path, agents: Sequence[str], run: RunFolder) -> None:
     """Keep each agent's weights of a checkpoint as the start of a run."""
     for agent in agents:
         shutil.copytree(checkpoint / agent, run.start_path / agent)
+    write_manifest(run.start_path, 0, list(agents))

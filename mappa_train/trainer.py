@@ -19,9 +19,9 @@ from mappa_envs.coach.llm.limits import Usage
 from mappa_envs.errors import ConfigError, UnavailableError
 from mappa_envs.pipeline import PipelineEnv, large_files
 from mappa_envs.sandbox import Sandbox, open_sandbox
-from mappa_train.checkpoint import Checkpoint, RunFolder
+from mappa_train.checkpoint import Checkpoint, RunFolder, verify_files
 from mappa_train.coach_fit import keep_calibration
-from mappa_train.coaching import count_earlier, has_budget, out_of_budget, used_by
+from mappa_train.coaching import count_earlier, has_budget, keep_spent, out_of_budget, used_by
 from mappa_train.config import Config
 from mappa_train.credit import returns
 from mappa_train.debias import Debias
@@ -111,10 +111,14 @@ def train(config: Config, run: RunFolder, progress: Progress, resume: bool = Fal
     with closing(open_team(config, num_envs=config.episodes_per_step)) as team:
         loop, done = _begin(config, run, team, progress, resume)
         coach = team.envs[0].coach
-        count_earlier(coach, run.read_metrics())
+        count_earlier(coach, run)
         progress.start(config.steps, loop.keys.agents, first_step=done + 1)
-        if has_budget(coach):
-            done = _run_steps(loop, done)
+        try:
+            if has_budget(coach):
+                done = _run_steps(loop, done)
+        finally:
+            # A step that came to nothing was paid for all the same.
+            keep_spent(coach, run)
     if done < config.steps:
         log.warning(
             "the coach's budget of %g USD is spent: the run ends after step %d of %d. To go on, raise "
@@ -131,6 +135,7 @@ def train(config: Config, run: RunFolder, progress: Progress, resume: bool = Fal
 def _begin(config: Config, run: RunFolder, team: Team, progress: Progress, resume: bool) -> tuple[_Loop, int]:
     """Everything in its state after the newest checkpoint, or at the start; and the number of that step."""
     if run.start_path.is_dir():
+        verify_files(run.start_path, "begin the run again")
         load_weights(run.start_path, team.policies)
         team.policies.freeze_reference()
     learner, debias = Learner(team.policies, config), Debias(config.debias)
@@ -157,6 +162,7 @@ def _run_steps(loop: _Loop, done: int) -> int:
         try:
             for step in range(done + 1, config.steps + 1):
                 line = _step(step, loop)
+                keep_spent(loop.team.envs[0].coach, run)
                 events.write(line)
                 done, seen = step, loop.debias.state()
                 is_last = step == config.steps or bool(line["stop/budget"])
@@ -184,10 +190,9 @@ def _step(step: int, loop: _Loop) -> dict[str, float | int | None]:
     rollouts, times = _rollout(step, config, team, loop.progress)
     loop.run.append_episodes(step, rollouts)
     _check_scored(step, config, rollouts)
-    loop.progress.phase("learn", 0, 1)
     learning = time.perf_counter()
     samples = credit_samples(loop.debias.apply(rollouts), config)
-    updates, advantages = learner.update(samples)
+    updates, advantages = learner.update(samples, partial(loop.progress.phase, "learn"))
     learn_s = time.perf_counter() - learning
     after = used_by(team.envs[0].coach)
     used = after - before if before and after else None
@@ -255,9 +260,10 @@ def _check_scored(step: int, config: Config, rollouts: Sequence[EpisodeRollout])
         return
     if len(unscored) > config.max_unscored * len(turns):
         why = unscored[0].unscored_reason
+        go_on = "resume" if step > 1 else "start again: no step was finished, so there is nothing to resume"
         raise UnavailableError(
             f"step {step}: the coach left {len(unscored)} of {len(turns)} actions unscored, more than "
-            f"--max-unscored {config.max_unscored:g} allows. The first: {why}. Mend the coach, then resume"
+            f"--max-unscored {config.max_unscored:g} allows. The first: {why}. Mend the coach, then {go_on}"
         )
 
 

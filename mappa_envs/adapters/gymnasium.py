@@ -45,14 +45,20 @@ class SeatEnv(gymnasium.Env[dict[str, Any], str]):
     others : one policy for all other agents, or a dict of one for each of them. Coroutine functions run in
         a private event loop. Not needed where the team is the seat alone.
 
-    Raises `ConfigError` for an unknown seat and for policies that do not match the team.
+    Raises `ConfigError` without a seat or for an unknown one, and for policies that do not match the team.
     """
 
     def __init__(
-        self, env: PipelineEnv, seat: str, others: Policy | Mapping[str, Policy] | None = None
+        self, env: PipelineEnv, seat: str | None = None, others: Policy | Mapping[str, Policy] | None = None
     ) -> None:
+        names = ", ".join(env.possible_agents)
+        if seat is None:
+            raise ConfigError(
+                f"seat: name the agent to train, one of {names}; and others: a policy(agent, messages) that "
+                "plays the rest, or a dict of one for each"
+            )
         if seat not in env.possible_agents:
-            raise ConfigError(f"seat: no agent {seat!r}; known: {', '.join(env.possible_agents)}")
+            raise ConfigError(f"seat: no agent {seat!r}; known: {names}")
         self.aec, self.seat = env, seat
         self.others = _by_agent(others, [agent for agent in env.possible_agents if agent != seat])
         self.metadata = {"render_modes": list(env.metadata["render_modes"])}
@@ -129,7 +135,10 @@ class SeatEnv(gymnasium.Env[dict[str, Any], str]):
 
 
 def make_seat(
-    env_id: str, seat: str, others: Policy | Mapping[str, Policy] | None = None, **arguments: Any
+    env_id: str,
+    seat: str | None = None,
+    others: Policy | Mapping[str, Policy] | None = None,
+    **arguments: Any,
 ) -> SeatEnv:
     """What `gymnasium.make("mappa/<id>", …)` calls; `arguments` are those of `mappa_envs.make`."""
     return SeatEnv(make(env_id, **arguments), seat, others)

@@ -1,4 +1,4 @@
-"""A team as a TorchRL environment: one step is one agent's turn. Needs torchrl (`pip install mappa[train]`).
+"""A team as a TorchRL environment: one step is one agent's turn. Needs torchrl (the extra `train`).
 
     >>> env = TeamEnv(mappa_envs.make("dsbench-v0"))
     >>> rollout = env.rollout(100, TeamPolicy(policies))  # [1, turns]

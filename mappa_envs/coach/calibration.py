@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from mappa_envs.coach.base import Coach, CoachRequest, EpisodeRequest, HindsightCoach
+from mappa_envs.coach.returned import checked_score, checked_scores
 from mappa_envs.coach.rubric.evidence import OWN_BUGS, UNPARSED
 from mappa_envs.errors import ConfigError
 from mappa_envs.scoring import Verdict, enter
@@ -35,6 +36,8 @@ SCORE = "score "
 """How the names of the features begin that make the curve of a role's score."""
 KNOTS = (0.0, 2.5, 5.0, 7.5, 10.0)
 """Where the curve of a role's score may bend."""
+MOST_WEIGHT = 1e6
+"""More than any feature of a fit adds to an outcome in [0, 1], and far from what floats cannot add up."""
 _DATA_BUGS = frozenset(
     {"KeyError", "ValueError", "TypeError", "IndexError", "AttributeError", "FileNotFoundError"}
 )
@@ -187,7 +190,8 @@ class CalibratedCoach:
     async def score(self, request: CoachRequest) -> CoachScore:
         turns, task_type = request.episode.turns, request.task.task_type
         shown = replace(request.episode, turns=_as_given(turns) if self.reads_scores else turns)
-        verdict = await self.coach.score(replace(request, episode=shown))
+        found = await self.coach.score(replace(request, episode=shown))
+        verdict = checked_score(self.coach, found, [role.name for role in request.team])
         revisions = tuple(
             # One of a turn that is not there is left for the environment to refuse.
             self._revise(item, turns[item.turn], task_type) if 0 <= item.turn < len(turns) else item
@@ -210,7 +214,8 @@ class CalibratedHindsightCoach(CalibratedCoach):
     coach: Any
 
     async def score_episode(self, request: EpisodeRequest) -> Sequence[CoachScore | None]:
-        verdicts = await self.coach.score_episode(request)
+        found = await self.coach.score_episode(request)
+        verdicts = checked_scores(self.coach, found, [role.name for role in request.team])
         turns, task_type = request.episode.turns, request.task.task_type
         return [
             verdict and self._convert(verdict, turn, task_type)
@@ -264,7 +269,7 @@ def read_calibration(path: Path) -> Calibration:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); give the file of `coach fit`"
         ) from error
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise ConfigError(f"{path}: no calibration; give the file that `coach fit` wrote") from None
     if schema != SCHEMA:
         raise ConfigError(
@@ -282,9 +287,14 @@ def _checked(content: bytes, path: Path) -> Calibration:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{path}: damaged at {place}: {first['msg']}; fit again") from None
-    numbers = [found.intercept]
-    for item in found.features:
-        numbers += [item.low, item.high, item.mean, item.scale, item.weight]
-    if not all(map(math.isfinite, numbers)) or any(item.scale <= 0 for item in found.features):
+    if not all(map(_is_sane, found.features)) or not abs(found.intercept) <= MOST_WEIGHT:
         raise ConfigError(f"{path}: damaged: a number of its features is out of range; fit again")
     return found
+
+
+def _is_sane(item: Feature) -> bool:
+    """Whether the feature adds a finite number to a score, whatever its value."""
+    if not (item.low <= item.high and 0 < item.scale < math.inf):
+        return False
+    ends = (item.weight * (value - item.mean) / item.scale for value in (item.low, item.high))
+    return all(abs(end) <= MOST_WEIGHT for end in ends)

@@ -51,6 +51,10 @@ def fit(episodes: Iterable[Episode], origin: Origin) -> Calibration:
             raise DataError(f"an episode of {episode.env_id} among those of {origin.env}: fit one at a time")
         if episode.outcome is None or episode.stop_reason is StopReason.INFRA:
             continue
+        if not 0 <= episode.outcome <= 1:
+            raise DataError(
+                f"an episode of task {episode.task_id} has the outcome {episode.outcome}, not in [0, 1]"
+            )
         digest.update(episode.to_json().encode() + b"\n")
         num_episodes += 1
         actions += [

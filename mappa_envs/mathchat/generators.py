@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mappa_envs.errors import UnavailableError
+from mappa_envs.errors import UnavailableError, install_hint
 
 SEED_DISTANCE = 1_000_000
 """Between the seeds of two streams; no stream is read that far."""
@@ -34,9 +34,7 @@ class Generator:
         try:
             import reasoning_gym
         except ImportError as error:
-            raise UnavailableError(
-                f"reasoning_gym is missing: pip install 'mappa[math]' ({error})"
-            ) from error
+            raise UnavailableError(f"reasoning_gym is missing ({error}); {install_hint('math')}") from error
         number = 3 * GENERATORS.index(self) + level
         items = reasoning_gym.create_dataset(
             self.name, size=SEED_DISTANCE, seed=number * SEED_DISTANCE, **self.levels[level]

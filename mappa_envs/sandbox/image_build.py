@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from mappa_envs.errors import ConfigError, SandboxUnavailable, UnavailableError
+from mappa_envs.errors import ConfigError, SandboxUnavailable, UnavailableError, install_hint
 from mappa_envs.sandbox.image.prepare import BAD_PACKAGE
 from mappa_envs.sandbox.image_base import ENV_CHANGES, stream_base
 from mappa_envs.sandbox.rootfs import IMPORTS, MASKS, REFUSED, plan_rootfs
@@ -46,7 +46,7 @@ def connect() -> Any:
         import docker
         import requests
     except ImportError:
-        raise SandboxUnavailable("the docker package is missing: pip install 'mappa[docker]'") from None
+        raise SandboxUnavailable(f"the docker package is missing; {install_hint('docker')}") from None
     host = os.environ.get("DOCKER_HOST")
     where = f"DOCKER_HOST={host}" if host else "/var/run/docker.sock (DOCKER_HOST is not set)"
     try:

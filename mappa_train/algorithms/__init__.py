@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 from mappa_envs.errors import ConfigError
 
@@ -137,12 +137,40 @@ def _foreign(name: str) -> type[Algorithm]:
     module, _, attribute = name.partition(":")
     try:
         kind = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+    # Foreign code may raise anything, and a script without a main guard ends the process.
+    except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"--algorithm {name}: cannot be imported ({error}); run where `import {module}` works"
+            f"--algorithm {name}: cannot be imported ({_cause(error)}); run where `import {module}` works"
         ) from error
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise ConfigError(f"--algorithm {name}: not a subclass of mappa_train.algorithms.Algorithm")
     if kind.__abstractmethods__:
         raise ConfigError(f"--algorithm {name}: it has no method `advantages`")
+    try:
+        kind()
+    except Exception as error:
+        raise ConfigError(
+            f"--algorithm {name}: {attribute}() cannot be made without arguments ({_cause(error)})"
+        ) from error
+    _check_fixed(name, kind.fixed)
     return kind
+
+
+def _cause(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _check_fixed(name: str, fixed: object) -> None:
+    from mappa_train.config import field_types, parse_value
+
+    if not isinstance(fixed, Mapping):
+        raise ConfigError(f"--algorithm {name}: `fixed` must map settings to values, not be {fixed!r}")
+    for setting, value in fixed.items():
+        try:
+            parsed = parse_value(setting, value)
+        except ConfigError as error:
+            raise ConfigError(f"--algorithm {name}: `fixed`: {error}") from error
+        choices = get_args(field_types()[setting])
+        if parsed != value or (choices and value not in choices):
+            known = f"one of {', '.join(choices)}" if choices else field_types()[setting].__name__
+            raise ConfigError(f"--algorithm {name}: `fixed`: {setting} {value!r}: must be {known}")

@@ -50,7 +50,7 @@ def test_gymnasium_in_every_seat(make_env: Make) -> None:
 
 
 def test_torchrl(make_env: Make) -> None:
-    pytest.importorskip("torchrl", reason="pip install mappa[train]")
+    pytest.importorskip("torchrl", reason="needs the extra train")
     from torchrl.envs import check_env_specs
 
     from mappa_envs.adapters.torchrl import TeamEnv

@@ -189,7 +189,7 @@ def test_bad_arguments_are_named() -> None:
         SeatEnv(make_toy(), "second_0", {"first_0": good})
     with pytest.raises(ConfigError, match="got none"):
         SeatEnv(make_toy(), "second_0")
-    with pytest.raises(TypeError, match="seat"):
+    with pytest.raises(ConfigError, match="data_engineer_0, modeler_0, analyst_0; and others"):
         gymnasium.make("mappa/dsbench-v0")
 
 

@@ -295,3 +295,27 @@ def test_ungraded_failed_and_unscored_do_not_count(fitted: Calibration) -> None:
     found = fit(log, ORIGIN)
     assert (found.num_episodes, found.num_actions) == (96, 192)
     assert found.features == fitted.features
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"weight": 1e308}, {"mean": -1e300}, {"scale": 1e-300}, {"low": 2.0, "high": 1.0}, {"low": -1e400}],
+)
+def test_numbers_that_no_score_can_be_made_of_are_refused(
+    change: dict[str, float], fitted: Calibration, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.json"
+    write_calibration(fitted, path)
+    table = json.loads(path.read_text())
+    for feature in table["features"]:
+        feature |= {"weight": 1.0, **change}
+    path.write_text(json.dumps(table))
+    with pytest.raises(ConfigError, match="damaged"):
+        read_calibration(path)
+
+
+def test_a_file_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text('{"schema":' + "[" * 200_000)
+    with pytest.raises(ConfigError, match="no calibration"):
+        read_calibration(path)

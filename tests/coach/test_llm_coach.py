@@ -16,11 +16,11 @@ from coach_cases import make_episode_request, make_request
 from coach_server import Asked, CoachServer, Reply, failing, verdict
 
 from mappa_envs.coach import BUDGET_SPENT, LLMCoach, make_coach
-from mappa_envs.coach.llm.client import load_litellm
+from mappa_envs.coach.llm.client import _warn_of_no_price, load_litellm
 from mappa_envs.errors import CoachError, ConfigError, UnavailableError
 from mappa_envs.types import CoachScore
 
-pytest.importorskip("litellm", reason="needs mappa[coach]")
+pytest.importorskip("litellm", reason="needs the extra coach")
 pytestmark = pytest.mark.slow
 
 KEY = "sk-very-secret-key-of-a-user"
@@ -86,9 +86,13 @@ def test_a_price_of_litellms_table_is_used(server: CoachServer) -> None:
 def test_an_unknown_price_counts_as_nothing_and_is_said_once(
     server: CoachServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    coach = open_coach(server, prices="", cache="off")
+    _warn_of_no_price.cache_clear()
     with caplog.at_level(logging.WARNING):
-        assert score(coach).cost_usd == score(coach).cost_usd == 0.0
+        assert score(open_coach(server, prices="", cache="off")).cost_usd == 0.0
+        assert "price" not in caplog.text  # a server of one's own, and no budget to keep
+        for _ in range(2):
+            coach = open_coach(server, prices="", cache="off", budget_usd=1.0)
+            assert score(coach).cost_usd == score(coach).cost_usd == 0.0
     assert caplog.text.count("price of openai/some-model is not known") == 1
 
 

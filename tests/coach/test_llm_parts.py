@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -17,12 +18,14 @@ from coach_cases import make_request
 
 from mappa_envs.blocking import in_shared_loop
 from mappa_envs.coach import BUDGET_SPENT, LLMCoach, make_coach
+from mappa_envs.coach.llm import limits as limits_module
 from mappa_envs.coach.llm.cache import AnswerCache, cache_key
-from mappa_envs.coach.llm.client import redact, retry_after_s
+from mappa_envs.coach.llm.client import _count, describe, redact, retry_after_s
+from mappa_envs.coach.llm.coach import _Question
 from mappa_envs.coach.llm.limits import Budget, Pace, Usage
 from mappa_envs.errors import CoachError, ConfigError
 
-pytest.importorskip("litellm", reason="needs mappa[coach]")
+pytest.importorskip("litellm", reason="needs the extra coach")
 
 
 @pytest.mark.parametrize(
@@ -165,6 +168,70 @@ def test_a_minute_has_so_many_requests_and_tokens(limits: dict[str, int], free: 
         return count
 
     assert asyncio.run(passed()) == free
+
+
+def test_a_minute_makes_room_only_as_what_was_sent_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits_module, "MINUTE_S", 0.2)
+
+    async def sent() -> list[float]:
+        pace, moments = Pace(concurrency=9, rpm=2, tpm=0), list[float]()
+        for _ in range(5):
+            await pace.wait(4)
+            moments.append(time.monotonic())
+        return moments
+
+    moments = asyncio.run(sent())
+    # The first and the third, and so on, are a whole minute apart.
+    assert all(later - first > 0.19 for first, later in zip(moments, moments[2:], strict=False))
+
+
+def test_limits_work_in_a_second_loop_though_some_waited_in_the_first() -> None:
+    pace = Pace(concurrency=1, rpm=0, tpm=0)
+
+    async def enter() -> None:
+        async with pace.slot():
+            await pace.wait(4)
+
+    async def leave_waiting() -> None:
+        await pace.slot().__aenter__()
+        waiting = asyncio.ensure_future(enter())
+        await asyncio.sleep(0)
+        loops.append((asyncio.get_running_loop(), waiting))
+
+    loops: list[object] = []
+    first = asyncio.new_event_loop()
+    first.run_until_complete(leave_waiting())
+    asyncio.run(asyncio.wait_for(enter(), 5))
+    assert len(loops) == 1
+    for task in asyncio.all_tasks(first):
+        task.cancel()
+    first.run_until_complete(asyncio.sleep(0))
+    first.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "read"), [(-(10**9), 0), (10**400, 10**9), (float("nan"), 0), ("a", 0), (7, 7)]
+)
+def test_a_servers_count_of_tokens_is_believed_within_reason(told: object, read: int) -> None:
+    assert _count(told) == read
+
+
+def test_an_error_is_told_once_and_without_its_wrapping() -> None:
+    error = TimeoutError(
+        "litellm.InternalServerError: InternalServerError: OpenAIException - Connection error."
+    )
+    assert describe(error) == "TimeoutError: Connection error"
+    assert describe(ValueError("ValueError: ")) == "ValueError: "
+
+
+def test_servers_named_in_the_environment_do_not_share_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set()
+    question = _Question(system="s", parts=lambda scale: [], schema={}, read=lambda text, last: text)
+    for url in ("http://a/v1", "http://b/v1"):
+        for name in ("OPENAI_API_BASE", "OPENAI_BASE_URL"):
+            monkeypatch.setenv(name, url)
+        keys |= {LLMCoach("openai/x")._key(question), LLMCoach("openai/x", base_url=url)._key(question)}
+    assert len(keys) == 4
 
 
 def test_a_request_larger_than_a_minutes_tokens_is_sent_all_the_same() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("litellm", reason="needs mappa[coach]")
-torch = pytest.importorskip("torch", reason="needs mappa[train]")
+pytest.importorskip("litellm", reason="needs the extra coach")
+torch = pytest.importorskip("torch", reason="needs the extra train")
 
 from mappa_envs.coach import BUDGET_SPENT, LLMCoach  # noqa: E402
 from mappa_envs.errors import CoachError  # noqa: E402
@@ -22,7 +22,7 @@ from mappa_envs.testing import FakeSandbox  # noqa: E402
 from mappa_envs.types import Episode  # noqa: E402
 from mappa_train import cli, doctor, trainer  # noqa: E402
 from mappa_train.checkpoint import RunFolder  # noqa: E402
-from mappa_train.coaching import open_coach  # noqa: E402
+from mappa_train.coaching import SPENT, open_coach  # noqa: E402
 from mappa_train.config import COACH_OPTIONS, Config  # noqa: E402
 from tests.coach.coach_cases import make_request  # noqa: E402
 from tests.coach.coach_server import Asked, CoachServer, Reply, failing, verdict  # noqa: E402
@@ -178,6 +178,24 @@ def test_a_spent_budget_ends_the_run_well(
     assert len(server.asked) == asked + 1
 
 
+def test_the_budget_counts_steps_that_came_to_nothing(server: CoachServer, folder: Path) -> None:
+    dies_after(server, 17)
+    flags = {"coach_budget_usd": 1.0, "coach_cache": "off"}
+    assert cli.main(arguments(server, folder, **flags)) == 3
+    ledger = Path("run") / SPENT
+    spent = json.loads(ledger.read_text())["cost_usd"]
+    assert spent == pytest.approx(17 * 110e-6, rel=0.07)  # of two steps, one of them finished
+    assert spent > sum(line["coach/cost_usd"] for line in lines())
+    ledger.write_text('{"cost_usd": 1.0}')
+    back, config = CoachServer(), Path("run/config.toml")
+    config.write_text(config.read_text().replace(server.url, back.url))
+    assert cli.main(["resume", "run"]) == 0
+    assert [line["step"] for line in lines()] == [1]
+    ledger.write_text('{"cost_usd": NaN}')
+    assert cli.main(["resume", "run"]) == 2
+    back.stop()
+
+
 def test_a_coach_that_does_not_answer_is_found_before_anything_is_made(
     server: CoachServer, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +211,7 @@ def test_a_coach_that_does_not_answer_is_found_before_anything_is_made(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"coach": "rubric"}, "--coach-base-url"),
+        ({"coach": "rubric"}, "only for llm: coaches, and --coach is rubric\n"),
         ({"coach_prices": "1"}, "two numbers"),
         ({"coach_base_url": "here"}, "must be an address"),
         ({"coach_prices": "", "coach_budget_usd": 1}, "--coach-prices IN,OUT"),

@@ -268,3 +268,24 @@ def test_a_split_that_does_not_add_up_is_asked_for_again_and_then_left_out() -> 
 def test_an_episode_without_any_usable_verdict_is_none(text: str) -> None:
     with pytest.raises(VerdictError):
         read_episode(text, AGENTS, 1, None, last=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        verdict(blame={"maker_0": 1e308, "talker_0": 1e308}),
+        verdict(blame={"maker_0": 3, "talker_0": -2}),
+        "{" * 99_999,
+        "{\u00a0}" * 30_000,
+        "{ " * 49_999,
+    ],
+    ids=["huge shares", "shares beyond 1", "braces", "odd blanks", "braces and blanks"],
+)
+def test_absurd_answers_are_no_verdict_and_cost_no_time(text: str) -> None:
+    assert parse_verdict(text) is None
+
+
+def test_huge_parts_of_an_outcome_are_no_split() -> None:
+    entries = [{"turn": turn, "score": 5, "reason": "x", "raised": 1e308, "lowered": 0} for turn in (0, 1)]
+    with pytest.raises(VerdictError, match='"raised" must be from 0 to 1'):
+        read_episode(json.dumps({"actions": entries}), AGENTS, 2, 1.0, last=False)

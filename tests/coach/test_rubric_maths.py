@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from mappa_envs.actions import extract_code
 from mappa_envs.coach import CoachRequest, RubricCoach
 from mappa_envs.coach.base import EpisodeRequest
+from mappa_envs.coach.rubric.computing import computes
 from mappa_envs.coach.rubric.maths_deviations import departs
-from mappa_envs.coach.rubric.maths_facts import computes, facts_of
+from mappa_envs.coach.rubric.maths_facts import facts_of
 from mappa_envs.mathchat.env import mathchat_team
 from mappa_envs.types import CoachScore, Episode, Outcome, Role, Task, ToolResult, Turn
 

@@ -242,7 +242,7 @@ def test_an_unreachable_daemon_is_named_with_what_to_do(monkeypatch: Any, capsys
 
 def test_without_the_docker_package_the_error_says_what_to_install(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
-    with pytest.raises(SandboxUnavailable, match=re.escape("pip install 'mappa[docker]'")):
+    with pytest.raises(SandboxUnavailable, match=re.escape('-e ".[docker]"')):
         connect()
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from team_fakes import DATA, GOOD, MODEL, SUBMIT, MakeEnv, inspect_list, write
@@ -592,3 +592,80 @@ def test_the_synchronous_interface_lets_the_coach_work_meanwhile(make_env: MakeE
     env.reset(seed=0)
     env.close()
     env.close()
+
+
+# Coaches of one's own, which may be wrong.
+
+
+def coach_returning(returned: Any) -> Any:
+    class Odd:
+        async def score(self, request: CoachRequest) -> Any:
+            return returned() if callable(returned) else returned
+
+        async def score_episode(self, request: EpisodeRequest) -> Any:
+            one = returned() if callable(returned) else returned
+            return [scored(5.0)] * (len(request.episode.turns) - 1) + [one]
+
+    return Odd()
+
+
+@pytest.mark.parametrize("scoring", get_args(Scoring))
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (5.0, r"returned float 5\.0"),
+        ([scored(5.0)], "returned list"),
+        (scored(True), "score bool True"),
+        (CoachScore(score=5, reason=None), "reason None"),  # type: ignore[arg-type]
+        (scored(5.0, revisions=[]), "revisions list"),
+        (scored(5.0, cost_usd=float("nan")), "cost_usd float nan"),
+        (scored(5.0, blame={"stranger": 1.0}), "'stranger', who is not in the team"),
+        (scored(5.0, blame={"modeler_0": 2.0, "analyst_0": -1.0}), "must not be negative"),
+        (scored(5.0, revisions=(1,)), "each is a ScoreRevision"),
+    ],
+)
+def test_what_is_no_verdict_is_refused_and_its_coach_named(
+    make_env: MakeEnv, scoring: Scoring, returned: Any, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"Odd\.score.*{words}"):
+        play(make_env(coach=coach_returning(returned), scoring=scoring))
+
+
+@pytest.mark.parametrize("scoring", ["inline", "deferred"])
+def test_nothing_and_a_plain_method_are_refused(make_env: MakeEnv, scoring: Scoring) -> None:
+    class Plain:
+        def score(self, request: CoachRequest) -> CoachScore:
+            return scored(5.0)
+
+    with pytest.raises(ConfigError, match=r"Odd\.score returned None"):
+        play(make_env(coach=coach_returning(None), scoring=scoring))
+    with pytest.raises(ConfigError, match=r"Plain\.score is a plain method: write `async def"):
+        play(make_env(coach=Plain(), scoring=scoring))
+
+
+@pytest.mark.parametrize("scoring", get_args(Scoring))
+def test_a_cancellation_of_the_coachs_own_making_is_an_error(make_env: MakeEnv, scoring: Scoring) -> None:
+    def give_up() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(RuntimeError, match=r"Odd\.score.* raised CancelledError"):
+        play(make_env(coach=coach_returning(give_up), scoring=scoring))
+
+
+@pytest.mark.parametrize("scoring", get_args(Scoring))
+def test_texts_of_a_verdict_fit_into_any_record(make_env: MakeEnv, scoring: Scoring) -> None:
+    odd = CoachScore(score=5.0, reason="it prints \ud800", correction="\udfff", model="m\ud800")
+    env = make_env(coach=coach_returning(odd), scoring=scoring)
+    play(env)
+    last = Episode.from_json(env.episode.to_json()).turns[-1].score
+    assert last is not None
+    assert (last.reason, last.correction, last.model) == ("it prints \ufffd", "\ufffd", "m\ufffd")
+
+
+def test_an_episode_left_before_hindsight_says_why_nothing_is_scored(make_env: MakeEnv) -> None:
+    env = make_env(coach=LooksBack([]), scoring="hindsight")
+    env.reset(seed=0)
+    env.step(DATA)
+    assert env.episode.turns[0].pending
+    env.close()
+    assert "left before" in (env.episode.turns[0].unscored_reason or "")

@@ -106,7 +106,7 @@ def test_the_templates_serve_alone_without_reasoning_gym(
     with caplog.at_level(logging.WARNING):
         alone = load_tasks("embedded")
     assert {task.task_type for task in alone} == set(NAMES)
-    assert "mappa[math]" in caplog.text
+    assert '-e ".[math]"' in caplog.text
 
 
 def test_templates_are_the_same_with_and_without_reasoning_gym(

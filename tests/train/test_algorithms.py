@@ -157,6 +157,8 @@ def test_actions_without_a_companion_are_warned_about(folder: Path, caplog: pyte
         ({"algorithm": "grp"}, "did you mean grpo"),
         ({"algorithm": "no_such_module:X"}, "cannot be imported"),
         ({"algorithm": f"{__name__}:Missing"}, "cannot be imported"),
+        ({"algorithm": ".:X"}, "cannot be imported"),
+        ({"algorithm": "rloo", "samples_per_task": "2", "episodes_per_step": "5"}, "-step 5 alone"),
         ({"algorithm": "math:pi"}, "not a subclass"),
         ({"algorithm": f"{__name__}:Abstract"}, "no method `advantages`"),
         ({"algorithm": "grpo", "norm": "global"}, "--norm global: --algorithm grpo needs --norm none"),
@@ -173,6 +175,30 @@ def test_actions_without_a_companion_are_warned_about(folder: Path, caplog: pyte
 def test_settings_that_contradict_or_do_nothing_are_refused(settings: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         resolve(settings)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise RuntimeError('a\\nb')", "cannot be imported (RuntimeError: a)"),
+        ("raise SystemExit(4)", "cannot be imported (SystemExit: 4)"),
+        ("def Mine(): ...", "not a subclass"),
+        ("class Mine(RLOO):\n    fixed = None", "must map settings to values, not be None"),
+        ("class Mine(RLOO):\n    fixed = {'nrom': 'none'}", "did you mean norm?"),
+        ("class Mine(RLOO):\n    fixed = {'norm': None}", "norm None: must be one of global"),
+        ("class Mine(RLOO):\n    fixed = {'steps': 'x'}", "must be a whole number"),
+        ("class Mine(RLOO):\n    def __init__(self, x): ...", "Mine() cannot be made without arguments"),
+    ],
+)
+def test_an_algorithm_of_ones_own_that_does_not_work_is_named(
+    code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"own_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(f"from mappa_train.algorithms.rloo import RLOO\n{code}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=re.escape(words)) as caught:
+        resolve({"algorithm": f"{name}:Mine"})
+    assert f"--algorithm {name}:Mine" in str(caught.value)
 
 
 def test_an_algorithm_brings_its_settings_and_reads_back_equal(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import subprocess
 import sys
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from run_fakes import AGENTS, make_episode, make_line, make_rollout, make_run
 
 from mappa_envs.dsbench.scores import figures
 from mappa_envs.errors import UnavailableError
 from mappa_envs.evaluation import EvalResult, EvalTable
-from mappa_train import cli, doctor, model
+from mappa_train import cli, doctor, model, progress
 from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config, resolve
 from mappa_train.model import LoadedModel
@@ -53,6 +55,10 @@ def set_trainer(monkeypatch: pytest.MonkeyPatch, train: Callable[..., None]) -> 
         ("--sandbox dcoker", "did you mean docker?"),
         ("--sandbox docker:", "docker:IMAGE"),
         ("--preset gpu", "known: cpu"),
+        ("--preset ../presets/cpu", "known: cpu"),
+        ("--config \0", "NUL character"),
+        ("--coach llm:x --coach-base-url http://[bad/", "--coach-base-url: no address"),
+        ("--init nope", "--init nope: there is no such run folder (also looked in runs/)"),
         ("--steps x", "whole number"),
         ("--lr", "expected one argument"),
         ("--step 3", "did you mean --steps?"),
@@ -187,12 +193,12 @@ def test_resuming_checks_what_is_there(
 ) -> None:
     run = make_run(Path("runs/abc"), steps=2)
     assert cli.main(["resume", "abc"]) == 2
-    assert "no checkpoint yet" in capsys.readouterr().err
+    assert "no step of it was finished" in capsys.readouterr().err
     assert cli.main(["resume", "abd"]) == 2
     assert "did you mean abc?" in capsys.readouterr().err
     run.save(2, {}, {})
     assert cli.main(["resume", "runs/abc"]) == 0
-    assert "nothing left to do" in capsys.readouterr().out
+    assert "raise steps in runs/abc/config.toml" in capsys.readouterr().out
     assert cli.main(["eval", "abc", "--step", "9"]) == 2
     assert "there are [2]" in capsys.readouterr().err
 
@@ -267,6 +273,17 @@ def test_our_warnings_are_shown_and_others_are_logged(
     assert "noise" not in shown
     assert "noise" in Path("here/run.log").read_text()
     assert json.loads(Path("here/metrics.jsonl").read_text())["step"] == 1
+
+
+def test_a_sign_of_life_names_the_step_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PHASE_INTERVAL_S", 0.0)
+    shown = io.StringIO()
+    plain = progress.PlainProgress(Console(file=shown))
+    plain.phase("rollout", 3, 8)
+    plain.start(2, AGENTS)
+    plain.phase("learn", 1, 2)
+    lines = shown.getvalue().splitlines()
+    assert (lines[0], lines[-1]) == ("rollout 3/8 episodes", "step 1/2: learn 1/2 agents")
 
 
 def test_doctor_finds_nothing_or_exits_1(

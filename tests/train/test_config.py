@@ -56,6 +56,39 @@ def test_senseless_values_are_refused_by_name(name: str, value: str, words: str)
     assert f"--{name}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gamma": "0.5", "returns": "per_action"}, "--gamma 0.5: with --returns per_action"),
+        ({"gamma": "0.5", "algorithm": "outcome"}, "--gamma 0.5: with --algorithm outcome"),
+        ({"gamma": "0.5", "scoring": "hindsight"}, "--gamma 0.5: with --scoring hindsight"),
+        ({"lora_rank": "4", "policy": "full"}, "--lora-rank 4: with --policy full"),
+        ({"lora_alpha": "4", "policy": "full"}, "--lora-alpha 4: with --policy full"),
+        ({"coach_calibration": "x.json", "returns": "outcome"}, "--coach-calibration x.json: with --returns"),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(settings: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve(settings)
+
+
+def test_what_a_weaker_source_sets_may_become_idle(tmp_path: Path) -> None:
+    config = resolve({"policy": "full"}, preset="single-gpu")
+    assert (config.lora_rank, config.lora_alpha) == (Config().lora_rank, Config().lora_alpha)
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(config))
+    assert resolve({}, file=path) == config
+    with pytest.raises(ConfigError, match="--lora-rank 4"):
+        resolve({"lora_rank": "4"}, preset="paper-dsbench")
+
+
+def test_a_preset_of_another_environment_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--preset paper-mathchat is for mathchat-v0"):
+        resolve({"env": "dsbench-v0"}, preset="paper-mathchat")
+    assert resolve({"env": "mappa/mathchat-v0"}, preset="paper-mathchat").steps == 128
+    assert resolve({"env": "mathchat-v0"}, preset="official-compat").env == "mathchat-v0"
+
+
 def test_unknown_settings_and_broken_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text("stepz = 3\n")

@@ -11,7 +11,7 @@ import pytest
 from run_fakes import AGENTS, make_episode, make_rollout, make_run, make_turn
 from test_report import EVIL
 
-from mappa_envs.errors import ConfigError, DataError
+from mappa_envs.errors import ConfigError, DataError, UnavailableError
 from mappa_envs.types import CoachScore, Episode, Message, StopReason, Turn
 from mappa_train import cli
 from mappa_train.checkpoint import RunFolder
@@ -228,6 +228,18 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
         f"{WRITER}: 0 row(s), no file",
         f"metadata: {tmp_path / 'data' / 'metadata.json'}",
     ]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "at" / "all")
+    (tmp_path / "file").write_text("")
+    for out in (run.path, tmp_path / "dangling"):
+        with pytest.raises(ConfigError, match="--out"):
+            export(run.path, "sft", out=out)
+    for out in (tmp_path / "file" / "below", tmp_path / ("x" * 300)):
+        with pytest.raises(UnavailableError, match=r"--out .*: cannot be written"):
+            export(run.path, "sft", out=out)
 
 
 def log_of(num_tasks: int) -> list[Episode]:

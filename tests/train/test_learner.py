@@ -97,6 +97,16 @@ def test_kl_is_0_and_ratio_1_at_the_first_update(
     assert max(ratios) <= 1e-4
 
 
+def test_an_update_says_how_far_it_is_at_every_pack(policies: LoRAPolicies) -> None:
+    said: list[tuple[int, int]] = []
+    learner = Learner(policies, make_config(token_budget=64))
+    learner.update(make_samples(policies, RETS), lambda done, total: said.append((done, total)))
+    assert {total for _, total in said} == {len(AGENTS)}
+    assert [done for done, _ in said] == sorted(done for done, _ in said)
+    assert {done for done, _ in said} == set(range(len(AGENTS)))
+    assert len(said) > 4 * len(AGENTS)
+
+
 def test_full_policies_update_too(folder: Path) -> None:
     policies = FullPolicies(folder, AGENTS)
     samples = make_samples(policies, RETS)

@@ -15,15 +15,17 @@ from tiny import AGENTS, make_config, make_model, make_policies, make_samples, w
 from mappa_envs.coach import FakeCoach, register_coach
 from mappa_envs.errors import ConfigError, DataError
 from mappa_train import cli
-from mappa_train.checkpoint import RunFolder
+from mappa_train.checkpoint import RunFolder, verify_files
 from mappa_train.config import Config, resolve
 from mappa_train.learner import Learner
 from mappa_train.packing import Sample
 from mappa_train.policies import FullPolicies
-from mappa_train.sft import fit, mean_loss, read_examples
+from mappa_train.sft import Pace, fit, mean_loss, read_examples
 from mappa_train.start import copy_start, find_start
 from mappa_train.tokens import ChatTokenizer
 from mappa_train.trainer import WEIGHTS, save_weights
+
+TEAM = ("data_engineer_0", "modeler_0", "analyst_0")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +88,11 @@ def test_the_start_is_the_reference(folder: Path, policy: str) -> None:
     assert all(update.kl != 0 for update in second.values())
 
 
+def row(content: str = "x", role: str = "user", action: str = "x", agent: str = "a_0") -> str:
+    chat = [{"role": role, "content": content}, {"role": "assistant", "content": action}]
+    return json.dumps({"agent": agent, "messages": chat})
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -93,15 +100,60 @@ def test_the_start_is_the_reference(folder: Path, policy: str) -> None:
         ('{"agent": "writer_0"}', "needs `agent`"),
         ('{"agent": "writer_0", "messages": [{"role": "user"}]}', "needs `agent`"),
         ('{"agent": "a_0", "messages": [{"role": "user", "content": "x"}]}', "the last of the messages"),
+        ("[" * 100_000, "needs `agent`"),
+        (row(content="\ud800"), "surrogate"),
+        (row().replace('"content": "x"', '"content": null'), "content must be a text"),
+        (row(role="system<end>"), "must be one of assistant, system, tool, user"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str) -> None:
     path = tmp_path / "some.jsonl"
-    good = {"agent": "a_0", "messages": [{"role": r, "content": "x"} for r in ("user", "assistant")]}
-    path.write_text(f"{json.dumps(good)}\n\n{line}\n")
+    path.write_text(f"{row()}\n\n{line}\n")
     with pytest.raises(DataError, match=words) as error:
         read_examples(path)
     assert "line 3" in str(error.value)
+
+
+def test_a_line_ends_at_its_newline_alone(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    chat = [{"role": "user", "content": "a\u2028b"}, {"role": "assistant", "content": "c\x85d"}]
+    text = json.dumps({"agent": "a_0", "messages": chat}, ensure_ascii=False)
+    path.write_bytes(f"\ufeff{text}\r\n{row()}\r\n".encode())
+    first, second = read_examples(path)
+    assert (first.messages[0]["content"], first.action, second.action) == ("a\u2028b", "c\x85d", "x")
+    assert second.where.endswith("line 2")
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([row(agent="stranger_0")], "stranger_0, who is not in the team"),
+        ([row(agent="modeler_0")], "nothing to learn from for data_engineer_0"),
+        (
+            [row(agent=agent, action="w1 " * 20_000) for agent in TEAM],
+            "line 1: the action of data_engineer_0",
+        ),
+    ],
+)
+def test_data_that_cannot_be_learned_from_leave_no_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[str], words: str
+) -> None:
+    data, out = tmp_path / "some.jsonl", tmp_path / "warm"
+    data.write_text("\n".join(rows))
+    given = ["--data", str(data), "--model", str(folder), "--lora-rank", "4", "--out", str(out)]
+    assert cli.main(["sft", *given]) == 2
+    assert words in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_the_pace_is_told_at_the_end_of_each_pass(folder: Path) -> None:
+    policies, samples, said = make_policies(folder), some_samples(folder), list[str]()
+    total = 2 * sum(len(sample.prompt) + len(sample.response) for sample in samples)
+    fit(policies, AGENTS[0], samples, make_config(epochs=2), Pace(total, said.append))
+    assert f"{total} tokens" in said[0]
+    assert said[1].startswith(f"{AGENTS[0]}, pass 1 of 2: {total // 2}/{total} tokens, ")
+    assert said[2].startswith(f"{AGENTS[0]}, pass 2 of 2: {total}/{total} tokens, ")
+    assert said[2].endswith("about 0s left")
 
 
 def test_a_folder_of_exported_actions_is_read(tmp_path: Path) -> None:
@@ -154,7 +206,9 @@ def test_a_start_that_does_not_fit_is_named(
 ) -> None:
     _, warm = made(folder, tmp_path / "warm")
     save_weights(warm, 0, make_policies(folder), {})
-    known = {"model": str(folder), "lora_rank": 4, "lora_alpha": 8, "init": str(warm.path)}
+    known: dict[str, Any] = {"model": str(folder), "init": str(warm.path)}
+    if changes.get("policy") != "full":
+        known |= {"lora_rank": 4, "lora_alpha": 8}
     with pytest.raises(ConfigError, match=words):
         find_start(resolve(known | changes), agents)
 
@@ -163,8 +217,25 @@ def test_a_start_without_a_checkpoint_is_named(folder: Path, tmp_path: Path) -> 
     _, empty = made(folder, tmp_path / "empty")
     with pytest.raises(ConfigError, match="no checkpoint to begin from"):
         find_start(resolve({"init": str(empty.path)}), AGENTS)
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match=r"--init .*: there is no such run folder"):
         find_start(resolve({"init": str(tmp_path / "nowhere")}), AGENTS)
+
+
+def test_a_damaged_start_is_refused(folder: Path, tmp_path: Path) -> None:
+    _, warm = made(folder, tmp_path / "warm")
+    save_weights(warm, 0, make_policies(folder), {})
+    config, run = made(folder, tmp_path / "run", init=str(warm.path))
+    copy_start(warm.checkpoint_path(0), AGENTS, run)
+    assert verify_files(run.start_path, "") == list(AGENTS)
+    for kept in (warm.checkpoint_path(0), run.start_path):
+        weights_file = kept / AGENTS[0] / WEIGHTS
+        content = bytearray(weights_file.read_bytes())
+        content[-1] ^= 1
+        weights_file.write_bytes(content)
+    with pytest.raises(DataError, match="damaged"):
+        verify_files(run.start_path, "begin again")
+    with pytest.raises(DataError, match="damaged or missing; --init"):
+        find_start(config, AGENTS)
 
 
 @pytest.mark.slow

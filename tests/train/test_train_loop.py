@@ -78,11 +78,12 @@ def settings(folder: Path, out: Path, **changes: Any) -> Config:
         "max_tasks": 2,
         "max_new_tokens": 16,
         "exploring_starts": 0.0,
-        "lora_rank": 4,
         "lr": 1e-2,
         "minibatches": 2,
         "token_budget": 256,
     }
+    if changes.get("policy") != "full":
+        known["lora_rank"] = 4
     return resolve(known | changes)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import re
 import time
@@ -19,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any
 
-from mappa_envs.coach.llm.limits import Budget, Pace, Usage
+from mappa_envs.coach.llm.limits import MOST_TOKENS, Budget, Pace, Usage
 from mappa_envs.errors import CoachError
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ Messages = Sequence[Mapping[str, str]]
 _HEALING = frozenset({408, 409, 425, 429})
 """Besides every 5xx: what may go better a moment later."""
 
+_KINDS = re.compile(r"(?:(?:litellm\.)?\w+(?:Error|Exception)(?::| -) *)+")
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)S?$", re.IGNORECASE)
 _SECRET = re.compile(
     r"\b(?:sk-|pk-|gsk_|xai-|hf_|AIza)[\w*.-]{4,}|\b(?:Bearer|Basic)\s+\S+|(?<=[?&]key=)[^&\s]+"
@@ -64,7 +66,6 @@ class Client:
         self.timeout_s = timeout_s
         self.pace, self.budget = pace, budget
         self._structured: bool | None = None
-        self._warned = False
 
     @property
     def structured(self) -> bool:
@@ -99,6 +100,7 @@ class Client:
     ) -> Reply:
         self.budget.check()
         await self._wait(messages, deadline)
+        self.budget.check()  # others may have spent the rest while this one waited
         try:
             return await self.call(messages, schema if self.structured else None)
         except load_litellm().BadRequestError as error:
@@ -156,8 +158,8 @@ class Client:
 
     def _read(self, answer: Any) -> Reply:
         usage = getattr(answer, "usage", None)
-        prompt = int(getattr(usage, "prompt_tokens", 0) or 0)
-        completion = int(getattr(usage, "completion_tokens", 0) or 0)
+        prompt = _count(getattr(usage, "prompt_tokens", 0))
+        completion = _count(getattr(usage, "completion_tokens", 0))
         choice = answer.choices[0] if answer.choices else None
         return Reply(
             text=(choice.message.content or "") if choice else "",
@@ -175,17 +177,32 @@ class Client:
         litellm = load_litellm()
         try:
             if answer is not None:
-                return float(litellm.completion_cost(completion_response=answer, model=self.model))
+                told = float(litellm.completion_cost(completion_response=answer, model=self.model))
+                # It reckons with what the server said, which need not make sense.
+                return max(told, 0.0) if math.isfinite(told) else None
             known = litellm.cost_per_token(
                 model=self.model, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
             )
             return float(sum(known))
         # litellm raises a plain Exception for a model that is not in its table, and others for odd names.
         except Exception:  # noqa: BLE001
-            if not self._warned:
-                self._warned = True
-                log.warning("the price of %s is not known: its cost counts as 0", self.model)
+            # What a server of one's own takes is nobody's question, unless there is a budget to keep.
+            if answer is not None and (self.budget.limit_usd or not self.base_url):
+                _warn_of_no_price(self.model)
             return None
+
+
+@cache
+def _warn_of_no_price(model: str) -> None:
+    """Once a process: a run has more than one client."""
+    log.warning("the price of %s is not known: its cost counts as 0", model)
+
+
+def _count(told: object) -> int:
+    """A number of tokens as a server told it, within reason."""
+    if not isinstance(told, int | float) or told != told:
+        return 0
+    return int(min(max(told, 0), MOST_TOKENS))
 
 
 @cache
@@ -207,20 +224,23 @@ def load_litellm() -> Any:
 
 
 @contextmanager
-def safe_errors(model: str) -> Iterator[None]:
+def safe_errors(who: str) -> Iterator[None]:
     """Exceptions of the provider become `CoachError`, without keys in their text."""
     import openai
 
     try:
         yield
     except openai.OpenAIError as error:
-        raise CoachError(f"{model}: {describe(error)}") from None  # the original may quote a key
+        raise CoachError(f"{who}: {describe(error)}") from None  # the original may quote a key
 
 
 def describe(error: BaseException) -> str:
     """Kind and first line of an error, without any key."""
     first = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {redact(first)[:400]}"
+    # litellm begins with the kind, and with that of the error behind it.
+    found = _KINDS.match(first)
+    said = first[found.end() :] if found else first
+    return f"{type(error).__name__}: {redact(said)[:400].rstrip(' .')}"
 
 
 def redact(text: str) -> str:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,11 +42,12 @@ from mappa_envs.coach.llm.prompt import (
     verdict_schema,
 )
 from mappa_envs.dsbench.cache import cache_root
-from mappa_envs.errors import CoachError, ConfigError, UnavailableError
+from mappa_envs.errors import CoachError, ConfigError, UnavailableError, install_hint
 from mappa_envs.types import CoachScore
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_ADDRESS_NAME = re.compile(r"(?:API_BASE|BASE_URL|API_URL|ENDPOINT)$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +196,7 @@ class LLMCoach:
         async with self._pace.slot():
             start = time.monotonic()
             try:
-                with safe_errors(self.model):
+                with safe_errors(self.model + (f" at {self.base_url}" if self.base_url else "")):
                     async with asyncio.timeout(self._timeout_s) as deadline:
                         value, text, usage = await self._ask(question, deadline)
             except TimeoutError:
@@ -240,7 +243,7 @@ class LLMCoach:
         return cache_key(
             {
                 "model": self.model,
-                "base_url": self.base_url,
+                "server": self.base_url or _servers(),
                 "version": VERSION,
                 "system": question.system,
                 "parts": parts,
@@ -270,6 +273,11 @@ class LLMCoach:
         )
 
 
+def _servers() -> dict[str, str]:
+    """The addresses in the environment that litellm may go to where none is given, and more."""
+    return {name: value for name, value in sorted(os.environ.items()) if _ADDRESS_NAME.search(name)}
+
+
 def _check(
     model: str,
     base_url: str,
@@ -296,9 +304,9 @@ def _check(
         raise ConfigError("concurrency must be at least 1; rpm, tpm and budget_usd must not be negative")
     if cache not in ("on", "off"):
         raise ConfigError(f"cache: unknown value {cache!r}; known: 'on', 'off'")
-    missing = [name for name in ("litellm", "aiolimiter", "tenacity") if find_spec(name) is None]
+    missing = [name for name in ("litellm", "tenacity") if find_spec(name) is None]
     if missing:
-        raise UnavailableError(f"an LLM coach needs {', '.join(missing)}; run: pip install 'mappa[coach]'")
+        raise UnavailableError(f"an LLM coach needs {', '.join(missing)}; {install_hint('coach')}")
 
 
 def _read_prices(prices: str) -> tuple[float, float] | None:

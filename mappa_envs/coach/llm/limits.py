@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mappa_envs.coach.base import BUDGET_SPENT
 from mappa_envs.errors import CoachError
 
-if TYPE_CHECKING:
-    from aiolimiter import AsyncLimiter
-
 log = logging.getLogger(__name__)
 
+MINUTE_S = 60.0
+MOST_TOKENS = 10**9
+"""More than any call can take: a server that says so is not believed."""
 CHARS_PER_TOKEN = 4
 """A rough rule, for the tokens of a request before it is sent."""
 
@@ -49,32 +50,61 @@ class Pace:
     """Limits on calls, all within one event loop. `rpm` and `tpm` of 0 are no limit."""
 
     def __init__(self, *, concurrency: int, rpm: int, tpm: int) -> None:
-        self._free = asyncio.Semaphore(concurrency)
-        self._requests = _per_minute(rpm)
-        self._tokens = _per_minute(tpm)
-        self._tpm = tpm
+        self._concurrency = concurrency
+        self._requests, self._tokens = _Minute(rpm), _Minute(tpm)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """One of the calls at once."""
+        self._enter_loop()
         async with self._free:
             yield
 
     async def wait(self, num_chars: int) -> None:
         """Until a request of this length may be sent."""
-        if self._requests is not None:
-            await self._requests.acquire()
-        if self._tokens is not None:
-            # One request larger than a whole minute's tokens would wait for ever.
-            await self._tokens.acquire(min(self._tpm, max(1, num_chars // CHARS_PER_TOKEN)))
+        self._enter_loop()
+        async with self._turn:
+            await self._requests.take(1)
+            await self._tokens.take(max(1, num_chars // CHARS_PER_TOKEN))
+
+    def _enter_loop(self) -> None:
+        # In a forked child the loop is another, and whoever waited in the old one is gone.
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop = loop
+            self._free, self._turn = asyncio.Semaphore(self._concurrency), asyncio.Lock()
 
 
-def _per_minute(limit: int) -> AsyncLimiter | None:
-    if not limit:
-        return None
-    from aiolimiter import AsyncLimiter
+class _Minute:
+    """At most `limit` in any 60 seconds; 0 = no limit. For one taker at a time."""
 
-    return AsyncLimiter(limit, 60)
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken: deque[tuple[float, int]] = deque()
+        self._sum = 0
+
+    async def take(self, amount: int) -> None:
+        """Wait until this much more is within the limit."""
+        if not self._limit:
+            return
+        # One request larger than a whole minute's tokens would wait for ever.
+        amount = min(amount, self._limit)
+        await asyncio.sleep(self._wait_s(amount))
+        self._taken.append((time.monotonic(), amount))
+        self._sum += amount
+
+    def _wait_s(self, amount: int) -> float:
+        now = time.monotonic()
+        while self._taken and self._taken[0][0] <= now - MINUTE_S:
+            self._sum -= self._taken.popleft()[1]
+        over = self._sum + amount - self._limit
+        wait_s = 0.0
+        for moment, taken in self._taken:
+            if over <= 0:
+                break
+            over, wait_s = over - taken, moment + MINUTE_S - now
+        return wait_s
 
 
 class Budget:

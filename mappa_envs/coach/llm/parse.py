@@ -30,8 +30,8 @@ ROUNDING = 0.02
 """How far shares may be from 1 in all."""
 
 _KEY = re.compile(r"""["']score["']\s*:""", re.IGNORECASE)
-_OPENED = re.compile(r"""\{\s*["']""")
-"""The start of an object."""
+_START = re.compile(r"""\{(?:\s*["']|[ \t\r\n]*\})""")
+"""The start of an object: what begins otherwise is none, and need not be tried."""
 _TAIL = re.compile(r"\s*(```\s*)?\Z")
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _SCORE_LINE = re.compile(
@@ -119,9 +119,7 @@ def to_score(found: Mapping[str, Any], agents: Collection[str] | None, num_earli
 
 def read_shares(values: Sequence[Any], name: str) -> list[float]:
     """Shares of one thing that sum to 1. Raises `VerdictError`."""
-    shares = [_number(value, f'"{name}"') for value in values]
-    if min(shares) < 0:
-        raise VerdictError(f'"{name}" must not be negative')
+    shares = [_share(value, f'"{name}"') for value in values]
     total = math.fsum(shares)
     if abs(total - 1) > ROUNDING:
         raise VerdictError(f'"{name}" must sum to 1 over all actions, and sums to {total:.3g}')
@@ -133,6 +131,13 @@ def _score(value: Any) -> float:
     if not 0 <= score <= 10:
         raise VerdictError(f'"score" must be from 0 to 10, not {score:.3g}')
     return score
+
+
+def _share(value: Any, name: str) -> float:
+    share = _number(value, name)
+    if not 0 <= share <= 1 + ROUNDING:
+        raise VerdictError(f"{name} must be from 0 to 1, not {share:.3g}")
+    return share
 
 
 def _number(value: Any, name: str) -> float:
@@ -152,9 +157,7 @@ def _blame(value: Any, agents: Collection[str] | None) -> dict[str, float]:
         return {}
     if not isinstance(value, dict):
         raise VerdictError('"blame" must be an object of agents and their shares')
-    shares = {name: _number(share, "a share of blame") for name, share in value.items()}
-    if any(share < 0 for share in shares.values()):
-        raise VerdictError("a share of blame must not be negative")
+    shares = {name: _share(share, "a share of blame") for name, share in value.items()}
     blamed = {name: share for name, share in shares.items() if share}
     if agents is not None and not set(blamed) <= set(agents):
         raise VerdictError(f"only these agents can be blamed: {', '.join(agents)}")
@@ -230,19 +233,15 @@ def _objects(text: str) -> tuple[list[tuple[dict[str, Any], int, int]], str]:
     decoder = json.JSONDecoder(object_pairs_hook=_without_doubles, parse_constant=_refuse)
     objects: list[tuple[dict[str, Any], int, int]] = []
     rest, position = [], 0
-    start = text.find("{")
-    while start >= 0:
+    while opened := _START.search(text, position):
+        start = opened.start()
         try:
             found, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            if _OPENED.match(text, start):
-                raise VerdictError(_MALFORMED) from None
-            start = text.find("{", start + 1)
-            continue
+            raise VerdictError(_MALFORMED) from None
         objects.append((found, start, end))
         rest.append(text[position:start])
         position = end
-        start = text.find("{", end)
     return objects, " ".join((*rest, text[position:]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -43,8 +44,14 @@ if TYPE_CHECKING:
     from mappa_envs.coach.rubric.reader import Reader
 
 
+MAX_NAME = 100
+"""No function of a library has a longer name; each is held against many patterns."""
+
+
 def call(reader: Reader, node: ast.Call) -> Value:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if len(name) > MAX_NAME:
+        return NOTHING
     if isinstance(node.func, ast.Name) and name in reader.functions:
         return _own(reader, node, name)
     if isinstance(node.func, ast.Name) and reader.value(node.func).source == OWN_CLASS:
@@ -83,7 +90,8 @@ def _is_module(reader: Reader, node: ast.expr) -> bool:
 
 
 def _own(reader: Reader, node: ast.Call, name: str) -> Value:
-    parameters = [a.arg for a in reader.functions[name].args.args]
+    parameters = dict.fromkeys(a.arg for a in reader.functions[name].args.args)
+    reader.spend(len(parameters))
     given: dict[str, tuple[Value, int | None]] = {}
     for parameter, part in zip(parameters, node.args, strict=False):
         given[parameter] = (reader.value(part), reader.ref(part))
@@ -115,6 +123,9 @@ class _Call:
         shown = [self.reader.words(a) for a in parts]
         shown += [f"{k.arg}={self.reader.words(k.value)}" for k in self.node.keywords]
         return f"{self.name}({', '.join(shown)})"
+
+    def _first_source(self) -> str:
+        return self.reader.source(self.node.args[0]) if self.node.args else ""
 
     def path(self) -> str:
         const = self.first.const
@@ -237,7 +248,9 @@ class _Call:
         if rows == (TRAIN, TEST):
             return Value(rows=("both", "train|test"), tags=same)
         if len({item.root for item in items}) == 1 and items[0].root:
-            return items[0].step(f"concat{rows}")
+            self.reader.spend(sum(len(item.rows or ()) for item in items) // 16)
+            # A digest, since the rows of a table that is joined to itself would double with each time.
+            return items[0].step(f"concat#{sha256(repr(rows).encode()).hexdigest()[:16]}")
         return Value(tags=same)
 
     def keep(self) -> Value:
@@ -259,7 +272,8 @@ class _Call:
             put = {str(new[k].const) if k in new else k: v for k, v in value.columns.items()}
             value = replace(value, columns=put)
         if self.name == "assign":
-            value = replace(value, columns={**value.columns, **self.keywords})
+            put = {k: replace(v, columns=NOTHING.columns) for k, v in self.keywords.items()}
+            value = replace(value, columns={**value.columns, **put})
         if self.node.args and isinstance(self.node.args[0], ast.Lambda):
             value = self._each(self.node.args[0], value)
         if self.name in ("argmin", "idxmin") and value.tags & MADE:
@@ -270,7 +284,7 @@ class _Call:
                 value = value.tagged(Tag.CHANGED)
         if self.name == "shift":
             value = value.tagged(Tag.SHIFTED)
-        if self.name in ("round", "rint") or (self.name == "astype" and _is_integer(self.node)):
+        if self.name in ("round", "rint") or (self.name == "astype" and "int" in self._first_source()):
             value = value.tagged(Tag.ROUNDED)
         if self.name == "map" and Tag.TARGET_STATISTIC in self.first.tags:
             value = value.tagged(Tag.TARGET_STATISTIC)
@@ -346,10 +360,6 @@ def _transformed(estimator: str, X: Value) -> Value:
     return X.tagged(tag) if Tag.TARGET in X.tags else replace(X, columns={}, const=NOTHING.const)
 
 
-def _is_integer(node: ast.Call) -> bool:
-    return bool(node.args) and "int" in ast.unparse(node.args[0])
-
-
 def _named(*names: str) -> Callable[[_Call], bool]:
     wanted = frozenset(names)
     return lambda found: found.name in wanted
@@ -358,7 +368,8 @@ def _named(*names: str) -> Callable[[_Call], bool]:
 def _is_random(found: _Call) -> bool:
     if found.name not in RANDOM or isinstance(found.node.func, ast.Name):
         return False
-    return "random" in ast.unparse(found.node.func) or "rng" in ast.unparse(found.node.func).lower()
+    called = found.reader.source(found.node.func).lower()
+    return "random" in called or "rng" in called
 
 
 def _loads(found: _Call) -> bool:

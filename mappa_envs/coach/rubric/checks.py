@@ -6,7 +6,9 @@ did not follow is no finding.
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -15,6 +17,8 @@ from mappa_envs.coach.rubric.values import OWN_CLASS, TEST, TRAIN, Facts, Fit, T
 
 GRAVE, SERIOUS, HARMFUL, SLIGHT = 0.9, 0.6, 0.4, 0.2
 """Severities: makes the result worthless; costs much of it; costs some; costs little and blames nobody."""
+
+_log = logging.getLogger(__name__)
 
 MADE = frozenset({Tag.PREDICTION, Tag.PROBABILITY})
 FEW_ROWS = 100
@@ -54,7 +58,19 @@ class Finding:
 
 
 def check(reading: Reading, facts: Facts, model_kind: str = "") -> tuple[Finding, ...]:
-    """All findings on a program. `model_kind` is the class of model.pkl, where that is known."""
+    """All findings on a program. `model_kind` is the class of model.pkl, where that is known.
+
+    Never raises.
+    """
+    try:
+        return _check(reading, facts, model_kind)
+    except Exception:  # noqa: BLE001
+        # Blind on purpose, as in `reader.read`: values of hostile code, of which nothing need be claimed.
+        _log.debug("a reading could not be checked", exc_info=True)
+        return ()
+
+
+def _check(reading: Reading, facts: Facts, model_kind: str) -> tuple[Finding, ...]:
     saved = {save.path: save.value for save in reading.saves}
     found: list[Finding] = []
     for path in ("X_train.pkl", "X_test.pkl"):
@@ -174,7 +190,8 @@ def _settings(model: Value) -> Iterator[str]:
     for name, low, high in _EXTREME:
         value = model.settings.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and low < value < high:
-            yield f"the model hardly learns with {name}={value:g}"
+            # A whole number can be too large to be written as a float.
+            yield f"the model hardly learns with {name}={min(value, sys.float_info.max):g}"
     if model.settings.get("max_depth") == 1 and not model.estimator.startswith(("GradientBoost", "HistGrad")):
         yield "the model hardly learns with max_depth=1"
 

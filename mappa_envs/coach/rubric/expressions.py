@@ -37,8 +37,13 @@ def _name(reader: Reader, node: ast.Name) -> Value:
 
 def _list(reader: Reader, node: ast.Tuple | ast.List) -> Value:
     items = tuple(reader.value(part) for part in node.elts)
-    const = [item.const for item in items] if items and all(item.is_const for item in items) else None
+    const = [item.const for item in items] if items and all(map(_is_scalar, items)) else None
     return of_const(const) if const is not None else Value(items=items, tags=all_tags(items))
+
+
+def _is_scalar(value: Value) -> bool:
+    # A list of lists has items, each with what is known of it.
+    return value.is_const and not isinstance(value.const, (list, tuple))
 
 
 def _dict(reader: Reader, node: ast.Dict) -> Value:
@@ -162,7 +167,7 @@ def _columns(reader: Reader, base: Value, key: ast.expr) -> Value:
         targets = [name for name in names if name in reader.facts.targets]
         if targets and Tag.EVERY_COLUMN in base.tags:
             kept = kept.tagged(Tag.TARGET)
-        put = {k: v for k, v in base.columns.items() if k in names}
+        put = {k: base.columns[k] for k in names if k in base.columns}
         return replace(kept, columns=put)
     if value.source == "columns" and Tag.COLUMNS_MOVED in value.tags:
         return kept.tagged(Tag.COLUMNS_MOVED)
@@ -222,7 +227,7 @@ def _comprehension(reader: Reader, node: ast.ListComp | ast.GeneratorExp | ast.S
             for value, ref in parts:
                 reader.bind(loop.target, value, ref)
                 items.append(reader.value(node.elt))
-            if all(item.is_const for item in items) and not loop.ifs and items:
+            if all(map(_is_scalar, items)) and not loop.ifs and items:
                 return of_const([item.const for item in items])
             return Value(items=None if loop.ifs else tuple(items), tags=all_tags(items))
         source = reader.value(loop.iter)

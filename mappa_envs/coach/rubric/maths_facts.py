@@ -9,12 +9,11 @@ from __future__ import annotations
 import ast
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TypeGuard
 
 from mappa_envs.actions import extract_code, handover_text
+from mappa_envs.coach.rubric.computing import computes
 from mappa_envs.coach.rubric.injection import without_address
 from mappa_envs.coach.rubric.reader import parse
 from mappa_envs.mathchat.equivalence import same
@@ -36,7 +35,7 @@ _STATED = re.compile(
 _ASSIGNED = re.compile(r"(?<![\w.])[A-Za-z]\w{0,12}\s*=\s*(-?\d+)(?![\d.\w])")
 _CODER = re.compile(r"```|\bpython\b|\bprogram|\bcode\b", re.IGNORECASE)
 _CODE_LINE = re.compile(
-    r"^\s*(?:def \w+\(|import \w+|from \w+ import|print\(|for \w+ in |return )", re.MULTILINE
+    r"^[ \t]*(?:def \w+\(|import \w+|from \w+ import|print\(|for \w+ in |return )", re.MULTILINE
 )
 _FENCED = re.compile(r"`{3,}.*?(?:`{3,}|\Z)", re.DOTALL)
 
@@ -123,14 +122,7 @@ def echoes(prose: str, problem: str) -> bool:
 
 def looks_like_code(prose: str) -> bool:
     """Whether lines of a program stand in the message outside a block."""
-    return (
-        len(
-            re.findall(
-                r"^\s*(?:def \w+\(|import \w+|from \w+ import|print\(|for \w+ in |return )", prose, re.M
-            )
-        )
-        >= 2
-    )
+    return len(_CODE_LINE.findall(prose)) >= 2
 
 
 def _words(text: str) -> list[str]:
@@ -149,68 +141,14 @@ def _stated(prose: str) -> str | None:
 def _printed(turn: Turn) -> str | None:
     if turn.tool is None or not turn.tool.ok:
         return None
-    lines = [line for line in without_address(turn.tool.stdout[-4000:]).splitlines() if line.strip()]
-    bare = [found[1] for line in lines if (found := _BARE.fullmatch(line[:500]))]
+    output = turn.tool.stdout[-4000:]
+    # A number with a label before it is a result, whatever the label says.
+    bare = [found[1] for line in output.splitlines() if (found := _BARE.fullmatch(line[:500]))]
     if bare:
         return str(bare[-1])
+    lines = [line for line in without_address(output).splitlines() if line.strip()]
     numbers = _NUMBER.findall(lines[-1][-500:]) if lines else []
     return numbers[-1] if numbers else (lines[-1].strip()[:200] if lines else None)
-
-
-# Does the program compute what it prints?
-
-
-@lru_cache(maxsize=256)
-def computes(blocks: tuple[str, ...]) -> bool:
-    """Whether what is printed last comes from a computation, not from a literal."""
-    literals: set[str] = set()
-    last = None
-    for block in blocks:
-        tree = parse(block)
-        if tree is None:
-            return False
-        for node in _in_order(tree):
-            if isinstance(node, ast.Assign) and all(isinstance(t, ast.Name) for t in node.targets):
-                names = {t.id for t in node.targets if isinstance(t, ast.Name)}
-                literals = literals | names if _is_literal(node.value, literals) else literals - names
-            elif isinstance(node, (ast.AugAssign, ast.For, ast.NamedExpr)):
-                literals = literals - {getattr(node.target, "id", "")}
-            elif _prints_a_value(node):
-                last = all(_is_literal(argument, literals) for argument in node.args)
-    return last is False
-
-
-def _prints_a_value(node: ast.AST) -> TypeGuard[ast.Call]:
-    is_print = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
-    return is_print and not all(map(_is_words, node.args))  # type: ignore[attr-defined]
-
-
-def _in_order(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes as they stand in the text; assignments after what they are computed from."""
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        waiting.extend(reversed(list(ast.iter_child_nodes(node))))
-
-
-def _is_words(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str) and not re.search(r"\d", node.value)
-
-
-def _is_literal(node: ast.expr, literals: set[str]) -> bool:
-    if isinstance(node, ast.Constant):
-        return True
-    if isinstance(node, ast.Name):
-        return node.id in literals
-    if isinstance(node, ast.UnaryOp):
-        return _is_literal(node.operand, literals)
-    if isinstance(node, ast.JoinedStr):
-        return all(_is_literal(part, literals) for part in node.values)
-    if isinstance(node, ast.FormattedValue):
-        return _is_literal(node.value, literals)
-    is_cast = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("str", "int", "float", "repr")
-    return is_cast and all(_is_literal(part, literals) for part in node.args)  # type: ignore[attr-defined]
 
 
 # Which numbers does it take from the problem?

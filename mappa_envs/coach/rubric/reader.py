@@ -4,12 +4,14 @@
 ('train', 'sample(frac=1)')
 
 Straight-line code, loops over literal tuples, branches and the program's own functions are followed; what is
-not understood gives a value of which nothing is claimed. Never raises; the work is bounded by `MAX_STEPS`.
+not understood gives a value of which nothing is claimed. Never raises; the work is bounded by `MAX_STEPS`,
+which counts what is looked at or copied, not statements alone.
 """
 
 from __future__ import annotations
 
 import ast
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,8 +32,14 @@ from mappa_envs.coach.rubric.values import (
 
 MAX_STEPS = 20_000
 MAX_DEPTH = 40
-MAX_CHARS = 60_000
+MAX_CHARS = 40_000
 MAX_UNROLLED = 12
+MAX_SIZE = 2000
+"""The most parts of one value."""
+MAX_INT_BITS = 10_000
+"""Python refuses to write out a longer number."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +73,19 @@ class State:
 
 def read(blocks: Sequence[str], facts: Facts | None = None) -> Reading:
     """Read the blocks of one message, which share their names."""
-    reader = Reader(facts or Facts())
+    try:
+        return _read(blocks, facts or Facts())
+    except Exception:  # noqa: BLE001
+        # Blind on purpose: the code is hostile and the reader does its best. Whatever form of code it trips
+        # over must not end a training run; no claim is made about it.
+        _log.debug("a program could not be read", exc_info=True)
+        return Reading(parsed=False)
+
+
+def _read(blocks: Sequence[str], facts: Facts) -> Reading:
+    if sum(map(len, blocks)) > MAX_CHARS:
+        return Reading(parsed=False)
+    reader = Reader(facts)
     parsed = True
     for block in blocks:
         tree = parse(block)
@@ -91,7 +111,7 @@ def parse(code: str) -> ast.Module | None:
         return None
     try:
         return ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except Exception:  # noqa: BLE001  (hostile text: whatever the parser says to it, it is no program)
         return None
 
 
@@ -126,6 +146,7 @@ class Reader:
             self.state.versions[ref] = self.state.versions.get(ref, 0) + 1
 
     def bind(self, target: ast.expr, value: Value, ref: int | None = None) -> None:
+        self.spend(1)
         if isinstance(target, ast.Name):
             self.state.names[target.id] = self.new(value) if ref is None else ref
         elif isinstance(target, ast.Starred):
@@ -155,6 +176,8 @@ class Reader:
                 self.update(owner, table.tagged(Tag.CONSTANT))
             return
         name = self.value(key)
+        # A column has no columns: a table that is put into itself would double with each time.
+        value = replace(value, columns=NOTHING.columns) if value.columns else value
         if isinstance(name.const, str):
             self.update(
                 owner, replace(table, columns={**table.columns, name.const: value}, const=table.const)
@@ -172,8 +195,18 @@ class Reader:
             if isinstance(part, ast.Name) and part.id in self.state.names:
                 ref = self.state.names[part.id]
                 names[part.id] = f"{part.id}@{ref}.{self.state.versions.get(ref, 0)}"
-        text = ast.unparse(node)[:200]
-        return text + "".join(sorted(names.values()))
+        return self.source(node)[:200] + "".join(sorted(names.values()))
+
+    def source(self, node: ast.AST) -> str:
+        """The source of a node; each part of it is a step."""
+        for part in ast.walk(node):
+            self.spend(1)
+            number = part.value if isinstance(part, ast.Constant) else None
+            if isinstance(number, int) and number.bit_length() > MAX_INT_BITS:
+                raise _Stop
+        text = ast.unparse(node)
+        self.spend(len(text) // 64)
+        return text
 
     # Statements.
 
@@ -184,13 +217,14 @@ class Reader:
                 return given
         return None
 
-    def _tick(self) -> None:
-        self.steps += 1
+    def spend(self, steps: int) -> None:
+        """Count work against `MAX_STEPS`."""
+        self.steps += steps
         if self.steps > MAX_STEPS or self.depth > MAX_DEPTH:
             raise _Stop
 
     def _statement(self, node: ast.stmt) -> Value | None:
-        self._tick()
+        self.spend(1)
         self.depth += 1
         try:
             handler: Callable[[Any], Value | None] | None = getattr(self, f"_do_{type(node).__name__}", None)
@@ -214,7 +248,7 @@ class Reader:
             self.bind(node.target, self.value(node.value))
 
     def _do_AugAssign(self, node: ast.AugAssign) -> None:
-        together = ast.BinOp(left=_loaded(node.target), op=node.op, right=node.value)
+        together = ast.BinOp(left=node.target, op=node.op, right=node.value)
         self.bind(node.target, self.value(together))
 
     def _do_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -235,6 +269,8 @@ class Reader:
             return self.block(node.body)
         self.value(node.test)
         before = self.state
+        # Both ways get a copy of all names and values, which are then compared.
+        self.spend((len(before.names) + len(before.heap)) // 8)
         self.state = before.copy()
         first = self.block(node.body)
         after_body, self.state = self.state, before.copy()
@@ -283,12 +319,17 @@ class Reader:
     # Expressions.
 
     def value(self, node: ast.expr) -> Value:
-        self._tick()
+        self.spend(1)
         self.depth += 1
         try:
-            return evaluate(self, node)
+            value = evaluate(self, node)
         finally:
             self.depth -= 1
+        if value.size > MAX_SIZE:
+            raise _Stop
+        # To copy, step or compare a value takes time by its parts.
+        self.spend(value.size // 4)
+        return value
 
     def call_own(self, name: str, given: Mapping[str, tuple[Value, int | None]]) -> Value:
         """The value of a call of the program's own function."""
@@ -302,11 +343,6 @@ class Reader:
         finally:
             self.functions[name] = function
             self.state.names = outer
-
-
-def _loaded(node: ast.expr) -> ast.expr:
-    found: ast.expr = ast.parse(ast.unparse(node), mode="eval").body
-    return found
 
 
 def _is_main(test: ast.expr) -> bool:
@@ -335,7 +371,11 @@ def _passes_over(handler: ast.ExceptHandler) -> bool:
     def idle(statement: ast.stmt) -> bool:
         if isinstance(statement, (ast.Pass, ast.Continue)):
             return True
-        is_call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
-        return is_call and ast.unparse(statement).startswith(("print(", "warnings.", "traceback."))
+        if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+            return False
+        called = statement.value.func
+        if isinstance(called, ast.Attribute):
+            return isinstance(called.value, ast.Name) and called.value.id in ("warnings", "traceback")
+        return isinstance(called, ast.Name) and called.id == "print"
 
     return all(map(idle, handler.body))

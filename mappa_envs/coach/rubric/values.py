@@ -63,10 +63,11 @@ UNSET = _Unset()
 class Value:
     """One value of the program.
 
-    `const` is a literal, `items` the parts of a tuple or list, `columns` what was put under a column name by
-    hand. `estimator` is the class name of an estimator or transformer with its literal `settings`; `fitted`
-    are the rows that it was fitted on. `path` is the file of a handle, `source` the file a table came from.
-    `length_of` are the rows that a number counts, `chosen` the column of an array of probabilities.
+    `const` is a literal or a flat list of literals, `items` the parts of a tuple or list, `columns` what was
+    put under a column name by hand. `estimator` is the class name of an estimator or transformer with its
+    literal `settings`; `fitted` are the rows that it was fitted on. `path` is the file of a handle, `source`
+    the file a table came from. `length_of` are the rows that a number counts, `chosen` the column of an array
+    of probabilities.
     """
 
     rows: Rows | None = None
@@ -81,6 +82,16 @@ class Value:
     source: str = ""
     length_of: Rows | None = None
     chosen: int | None = None
+    size: int = field(init=False, repr=False, compare=False)
+    """How many values it is made of, shared ones counted each time."""
+
+    def __post_init__(self) -> None:
+        size = 1 + sum(part.size for part in (*(self.items or ()), *self.columns.values()))
+        if isinstance(self.const, (list, tuple)):
+            size += len(self.const) // 4
+        elif isinstance(self.const, (str, bytes)):
+            size += len(self.const) // 32
+        object.__setattr__(self, "size", size)
 
     @property
     def is_const(self) -> bool:
@@ -160,7 +171,7 @@ def elementwise(values: Iterable[Value]) -> Value:
 
 def merged(left: Value, right: Value) -> Value:
     """What is certain after a branch: only what holds on both ways."""
-    if left == right:
+    if left is right or left == right:
         return left
     return Value(
         rows=left.rows if left.rows == right.rows else None,

@@ -1,0 +1,318 @@
+"""Whether a program computes what it prints, read from its syntax tree. Nothing is run.
+
+`print(42)` is a claim, and so is a literal that only takes a way round: through names, casts, texts, lists of
+literals or operations that leave it as it is (`42 + 0`). Of several numbers the last one counts. Arithmetic
+with a new result (`6 * 7`), loops, calls of functions and inputs compute. `41 + 1` cannot be told from
+arithmetic.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeGuard
+
+from mappa_envs.coach.rubric.injection import without_address
+from mappa_envs.coach.rubric.reader import parse
+
+MAX_STEPS = 50_000
+MAX_DEPTH = 100
+MAX_BITS = 200
+
+
+class _Computed:
+    """The value of an expression that computes, or of which nothing is known."""
+
+
+class _Claimed:
+    """A value from literals alone, but not which one."""
+
+
+class _Stop(Exception):
+    """Too long to be read on; an honest short program is not."""
+
+
+_COMPUTED, _CLAIMED = _Computed(), _Claimed()
+
+_CASTS = frozenset({
+    "str", "int", "float", "repr", "complex", "round", "list", "tuple", "set", "sorted", "reversed", "iter",
+    "next", "format", "eval", "literal_eval", "Integer", "Rational", "Float", "S", "sympify", "Fraction",
+    "Decimal", "floor", "ceil", "trunc", "array", "int64", "float64", "max", "min", "abs",
+})  # fmt: skip
+"""Functions that hand on what they are given."""
+_TEXT_METHODS = frozenset(
+    {"format", "join", "strip", "lstrip", "rstrip", "replace", "zfill", "lower", "upper"}
+)
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.BitOr: operator.or_,
+    ast.BitAnd: operator.and_,
+    ast.BitXor: operator.xor,
+}
+_COMMUTATIVE = (ast.Add, ast.Mult, ast.BitOr, ast.BitAnd, ast.BitXor)
+_LOOPS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+
+
+@lru_cache(maxsize=256)
+def computes(blocks: tuple[str, ...]) -> bool:
+    """Whether what is printed last comes from a computation, not from a literal."""
+    program = _Program()
+    trees = [parse(block) for block in blocks]
+    if any(tree is None for tree in trees):
+        return False
+    try:
+        for tree in trees:
+            program.read(tree)
+    except (_Stop, RecursionError):
+        return False
+    return program.computes is True
+
+
+class _Program:
+    """What each name stands for, in the order of the text. `computes` says it of the last value printed."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {}
+        self.functions: dict[str, ast.FunctionDef | ast.Lambda] = {}
+        self.computes: bool | None = None
+        self.steps = 0
+
+    def read(self, tree: ast.AST | None) -> None:
+        waiting: list[tuple[ast.AST | None, bool]] = [(tree, False)]
+        while waiting:
+            node, in_loop = waiting.pop()
+            if node is None:
+                continue
+            self.spend()
+            in_loop = self._one(node, in_loop)
+            waiting.extend((child, in_loop) for child in reversed(list(ast.iter_child_nodes(node))))
+
+    def spend(self, steps: int = 1) -> None:
+        self.steps += steps
+        if self.steps > MAX_STEPS:
+            raise _Stop
+
+    def _one(self, node: ast.AST, in_loop: bool) -> bool:
+        """Look at one node before its parts; whether these are in a loop."""
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._bind(target, node.value, in_loop)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            self._bind(node.target, node.value, in_loop)
+        elif isinstance(node, ast.AugAssign):
+            together = ast.BinOp(left=node.target, op=node.op, right=node.value)
+            self._bind(node.target, together, in_loop)
+        elif isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            if isinstance(node, ast.FunctionDef):
+                self.functions[node.name] = node
+            for parameter in node.args.args:
+                self.names[parameter.arg] = _COMPUTED
+        elif isinstance(node, ast.For):
+            return self._loop(node) or in_loop
+        elif isinstance(node, ast.While):
+            return True
+        elif _prints_a_value(node):
+            self.computes = self._says(node.args, in_loop)
+        elif isinstance(node, _LOOPS):
+            rounds = [self._loop(part) for part in node.generators]
+            return any(rounds) or in_loop
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            self._filled(node.func.value, [self.fold(part, in_loop) for part in node.args])
+        return in_loop
+
+    def _filled(self, owner: ast.expr, given: Sequence[Any]) -> None:
+        """`found.append(value)`."""
+        if isinstance(owner, ast.Name) and isinstance(self.names.get(owner.id), (tuple, _Claimed)) and given:
+            self.names[owner.id] = _together([*given, _CLAIMED])
+
+    def _says(self, arguments: Sequence[ast.expr], in_loop: bool) -> bool:
+        values = [self.fold(argument, in_loop) for argument in arguments]
+        # The number that stands last is what is taken for the result.
+        last_is_number = isinstance(values[-1], (int, float))
+        return not last_is_number and any(value is _COMPUTED for value in values)
+
+    def _loop(self, node: ast.For | ast.comprehension) -> bool:
+        """Give the loop's names their values; whether it goes round more than once."""
+        items = self.fold(node.iter, False)
+        if isinstance(items, tuple) and len(items) == 1:
+            self._put(node.target, items[0])
+            return False
+        self._put(node.target, _COMPUTED if items is _COMPUTED else _CLAIMED)
+        return True
+
+    def _bind(self, target: ast.expr, value: ast.expr, in_loop: bool) -> None:
+        if isinstance(value, ast.Lambda) and isinstance(target, ast.Name):
+            self.functions[target.id] = value
+        self._put(target, self.fold(value, in_loop))
+
+    def _put(self, target: ast.expr, value: Any) -> None:
+        self.spend()
+        if isinstance(target, ast.Name):
+            self.names[target.id] = value
+        elif isinstance(target, ast.Starred):
+            self._put(target.value, value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            parts = value if isinstance(value, tuple) and len(value) == len(target.elts) else None
+            other = _COMPUTED if value is _COMPUTED else _CLAIMED
+            for at, part in enumerate(target.elts):
+                self._put(part, parts[at] if parts else other)
+        elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+            self.names[target.value.id] = _COMPUTED if value is _COMPUTED else _CLAIMED
+
+    # Expressions.
+
+    def fold(self, node: ast.expr, in_loop: bool, depth: int = 0) -> Any:
+        """The literal, tuple of literals or `_CLAIMED` that an expression hands on; else `_COMPUTED`."""
+        self.spend()
+        if depth > MAX_DEPTH:
+            raise _Stop
+        parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+
+        def of(part: ast.expr) -> Any:
+            return self.fold(part, in_loop, depth + 1)
+
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            return self.names.get(node.id, _COMPUTED)
+        if isinstance(node, ast.Call):
+            return self._call(node, in_loop, depth)
+        if isinstance(node, ast.BinOp):
+            if in_loop and any(isinstance(part, ast.Name) for part in (node.left, node.right)):
+                return _COMPUTED  # another value with each round
+            return _operated(node.op, of(node.left), of(node.right))
+        if isinstance(node, _LOOPS):
+            made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+            for loop in node.generators:
+                self._loop(loop)
+            return _together([of(part) for part in made])
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            return _row([of(part) for part in parts], parts)
+        if isinstance(node, ast.UnaryOp):
+            return _negated(node.op, of(node.operand))
+        if isinstance(node, ast.Subscript):
+            return _item(of(node.value), of(node.slice))
+        if isinstance(node, (ast.JoinedStr, ast.BoolOp, ast.Dict, ast.Slice)):
+            return _together([of(part) for part in parts])
+        if isinstance(node, ast.IfExp):
+            return _together([of(node.body), of(node.orelse)])
+        if isinstance(node, (ast.FormattedValue, ast.Starred, ast.Attribute, ast.NamedExpr)):
+            return of(node.value)
+        return _COMPUTED
+
+    def _call(self, node: ast.Call, in_loop: bool, depth: int) -> Any:
+        given = [self.fold(part, in_loop, depth + 1) for part in node.args]
+        by_name = {part.arg: self.fold(part.value, in_loop, depth + 1) for part in node.keywords if part.arg}
+        if any(value is _COMPUTED for value in (*given, *by_name.values())):
+            return _COMPUTED
+        called = node.func
+        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        own = called if isinstance(called, ast.Lambda) else self.functions.get(name)
+        if own is not None:
+            by_place = zip((a.arg for a in own.args.args), given, strict=False)
+            return self._own(own, {**dict(by_place), **by_name}, depth)
+        if isinstance(called, ast.Attribute):
+            owner = self.fold(called.value, in_loop, depth + 1)
+            if owner is not _COMPUTED and name in _TEXT_METHODS:
+                return _CLAIMED
+        if name in ("sum", "prod") and len(given) == 1 and isinstance(given[0], tuple) and len(given[0]) == 1:
+            return given[0][0]
+        if name == "pow" and len(given) == 2:
+            return _operated(ast.Pow(), *given)
+        if name not in _CASTS or not given:
+            return _COMPUTED
+        if name in ("list", "tuple", "set", "sorted", "reversed", "iter"):
+            return given[0]
+        return _number(given[0]) if len(given) == 1 else _CLAIMED
+
+    def _own(self, function: ast.FunctionDef | ast.Lambda, given: Mapping[str, Any], depth: int) -> Any:
+        """What the program's own function returns for these arguments."""
+        self.spend(len(self.names))
+        outer = dict(self.names)
+        self.names.update(given)
+        try:
+            if isinstance(function, ast.Lambda):
+                return self.fold(function.body, False, depth + 10)
+            # Its other names were read with the parameters unknown.
+            return _together([self.fold(one, False, depth + 10) for one in self._returned(function)])
+        finally:
+            self.names = outer
+
+    def _returned(self, function: ast.FunctionDef) -> Iterator[ast.expr]:
+        for part in ast.walk(function):
+            self.spend()
+            if isinstance(part, ast.Return) and part.value is not None:
+                yield part.value
+
+
+def _together(values: Sequence[Any]) -> Any:
+    if any(value is _COMPUTED for value in values):
+        return _COMPUTED
+    return values[0] if len(values) == 1 else _CLAIMED
+
+
+def _row(values: list[Any], parts: Sequence[ast.expr]) -> Any:
+    if any(value is _COMPUTED for value in values):
+        return _COMPUTED
+    return _CLAIMED if any(isinstance(part, ast.Starred) for part in parts) else tuple(values)
+
+
+def _item(owner: Any, at: Any) -> Any:
+    if owner is _COMPUTED or at is _COMPUTED:
+        return _COMPUTED
+    if isinstance(owner, tuple) and isinstance(at, int) and -len(owner) <= at < len(owner):
+        return owner[at]
+    return _CLAIMED
+
+
+def _negated(op: ast.unaryop, value: Any) -> Any:
+    is_number = isinstance(value, (int, float)) and isinstance(op, ast.USub)
+    return -value if is_number else value
+
+
+def _number(value: Any) -> Any:
+    """A text that is a number is that number."""
+    if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,60}\s*", value):
+        return int(value)
+    return value
+
+
+def _operated(op: ast.operator, left: Any, right: Any) -> Any:
+    """The result of an operation on literals, where that is one of them; else it computes."""
+    if left is _COMPUTED or right is _COMPUTED:
+        return _COMPUTED
+    if any(isinstance(value, (str, bytes, tuple)) for value in (left, right)):
+        return _CLAIMED  # parts of a text or a list
+    if not all(isinstance(value, (int, float)) for value in (left, right)):
+        return _COMPUTED
+    if isinstance(op, (ast.Pow, ast.LShift, ast.RShift)):
+        return left if right == isinstance(op, ast.Pow) else _COMPUTED
+    if any(isinstance(value, int) and value.bit_length() > MAX_BITS for value in (left, right)):
+        return _CLAIMED
+    try:
+        result = _OPERATORS[type(op)](left, right)
+    except (ArithmeticError, TypeError, KeyError):
+        return _COMPUTED
+    # 10 - 5 and 4 / 2 do compute, though the result stands on the right.
+    same = result == left or (isinstance(op, _COMMUTATIVE) and result == right)
+    return result if same else _COMPUTED
+
+
+def _prints_a_value(node: ast.AST) -> TypeGuard[ast.Call]:
+    is_print = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
+    return is_print and not all(map(_is_words, node.args))  # type: ignore[attr-defined]
+
+
+def _is_words(node: ast.expr) -> bool:
+    """A text that shows no number; one in words to the coach is none."""
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        return False
+    return not re.search(r"\d", without_address(node.value))
