@@ -159,6 +159,8 @@ def test_a_literal_that_takes_a_way_round_is_no_computation(code: str) -> None:
         "a, b = 0, 1\nfor _ in range(9):\n    a, b = b, a + b\nprint(a)",
         "print(int(input()))",
         "print(len('banana'))",
+        "def r(a, b, n):\n    for _ in range(n - 1):\n        a, b = b, (a + b) % 1000\n    return a % 1000\n"
+        "print(r(1, 2, 9))",
     ],
 )
 def test_honest_short_programs_compute(code: str) -> None:

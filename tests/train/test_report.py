@@ -49,7 +49,7 @@ def test_plain_lines_give_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> Non
     progress.phase("rollout", 1, 4)
     monkeypatch.setattr("mappa_train.progress.PHASE_INTERVAL_S", 0.0)
     progress.phase("rollout", 2, 4)
-    assert screen.getvalue() == "2 step(s) to go; agents: a_0\nstep 1/2: rollout 2/4\n"
+    assert screen.getvalue() == "2 step(s) to go; agents: a_0\nstep 1/2: rollout 2/4 episodes\n"
 
 
 def test_the_page_holds_curves_episodes_and_settings(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from mappa_envs.coach.rubric.injection import without_address
 from mappa_envs.coach.rubric.reader import parse
+
+Node = TypeVar("Node", bound=ast.AST)
 
 MAX_STEPS = 50_000
 MAX_DEPTH = 100
@@ -237,20 +239,23 @@ class _Program:
         """What the program's own function returns for these arguments."""
         self.spend(len(self.names))
         outer = dict(self.names)
-        self.names.update(given)
+        # A parameter that the body gives another value is not the argument any more.
+        changed = {part.id for part in self._parts(function, ast.Name) if isinstance(part.ctx, ast.Store)}
+        self.names.update({name: value for name, value in given.items() if name not in changed})
         try:
             if isinstance(function, ast.Lambda):
                 return self.fold(function.body, False, depth + 10)
             # Its other names were read with the parameters unknown.
-            return _together([self.fold(one, False, depth + 10) for one in self._returned(function)])
+            returned = [part.value for part in self._parts(function, ast.Return) if part.value is not None]
+            return _together([self.fold(one, False, depth + 10) for one in returned])
         finally:
             self.names = outer
 
-    def _returned(self, function: ast.FunctionDef) -> Iterator[ast.expr]:
-        for part in ast.walk(function):
+    def _parts(self, tree: ast.AST, kind: type[Node]) -> Iterator[Node]:
+        for part in ast.walk(tree):
             self.spend()
-            if isinstance(part, ast.Return) and part.value is not None:
-                yield part.value
+            if isinstance(part, kind):
+                yield part
 
 
 def _together(values: Sequence[Any]) -> Any:
