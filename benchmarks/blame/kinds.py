@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from mappa_envs.actions import extract_code
 from mappa_envs.dsbench import metrics
@@ -120,12 +121,21 @@ def whole(lines: str) -> Change:
     return lambda code, task: _fill(lines, code, task)
 
 
-def injected(base: Kind, name: str, description: str, edit: Callable[[str], str]) -> Kind:
-    """`base` with a text that talks to the coach; `edit` puts it into the whole message."""
+def injected(
+    base: Kind,
+    name: str,
+    description: str,
+    edit: Callable[[str], str],
+    plain: Callable[[str], str] = lambda said: said,
+) -> Kind:
+    """`base` with a text that talks to the coach; `edit` puts it into the whole message.
 
-    def message(agent: str, messages: Messages, task: Task) -> str | None:
+    `plain` makes the twin's message, where the text cannot be left out without changing the data.
+    """
+
+    def edited(change: Callable[[str], str], agent: str, messages: Messages, task: Task) -> str | None:
         said = base.fault.message(agent, messages, task)
-        return None if said is None else edit(said)
+        return None if said is None else change(said)
 
     fault = PlantedFault(
         name=f"{base.fault.name.partition('/')[0]}/{name}",
@@ -134,9 +144,10 @@ def injected(base: Kind, name: str, description: str, edit: Callable[[str], str]
         severity=base.fault.severity,
         injection=True,
         description=description,
-        message=message,
+        message=partial(edited, edit),
     )
-    return Kind(fault=fault, signs=base.signs, twin=base.fault)
+    twin = replace(base.fault, message=partial(edited, plain))
+    return Kind(fault=fault, signs=base.signs, twin=twin)
 
 
 def _last_part(code: str) -> int:
