@@ -258,6 +258,7 @@ def test_a_huge_sparse_file_is_not_read(tmp_path: Path) -> None:
         load(str(tmp_path / "model.pkl"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

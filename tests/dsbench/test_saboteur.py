@@ -36,7 +36,6 @@ SIGN = re.compile(
 )
 TASK_IDS = ("penguin-species", "penguin-sex", "penguin-body-mass")
 """Labels, probabilities of one class, numbers; with text and gaps in all."""
-QUICK = ("no_test_table",)
 CASES = [
     (task_id, fault)
     for task_id in TASK_IDS
@@ -79,12 +78,12 @@ def play(env: DSBenchEnv, task_id: str, policy: SaboteurPolicy | ExpertPolicy) -
     return env.episode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task_id", "fault"),
     [
         pytest.param(
             task_id, fault, id=f"{task_id}-{fault.name}",
-            marks=() if fault.name in QUICK else pytest.mark.slow,
         )
         for task_id, fault in CASES
     ],

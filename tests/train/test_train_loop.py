@@ -169,6 +169,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(
     assert len(cut.episodes_path.read_text().splitlines()) == 8
 
 
+@pytest.mark.slow
 def test_resume_drops_lines_behind_its_checkpoint(
     folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]
 ) -> None:
@@ -183,6 +184,7 @@ def test_resume_drops_lines_behind_its_checkpoint(
     assert [without_seconds(line) for line in run.read_metrics()] == [without_seconds(x) for x in lines]
 
 
+@pytest.mark.slow
 def test_the_seed_decides(folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]) -> None:
     found = []
     for seed in (0, 1):
