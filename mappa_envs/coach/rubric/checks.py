@@ -23,7 +23,6 @@ _log = logging.getLogger(__name__)
 MADE = frozenset({Tag.PREDICTION, Tag.PROBABILITY})
 FEW_ROWS = 100
 _FIRST_ROWS = re.compile(r"(?:head|tail|sample|\[)\(?(?:n=)?:?-?(\d+)[,\])]|sample\(.*frac=(0?\.[0-3]\d*)\b")
-_OTHER_ROWS = re.compile(r"(?:head|tail|concat|dropna|drop_duplicates|query|nlargest|nsmallest)\b|\[")
 _MANY = float("inf")
 _EXTREME: tuple[tuple[str, float, float], ...] = (
     ("max_iter", 0, 2),

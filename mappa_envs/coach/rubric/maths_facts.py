@@ -33,7 +33,6 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _ASSIGNED = re.compile(r"(?<![\w.])[A-Za-z]\w{0,12}\s*=\s*(-?\d+)(?![\d.\w])")
-_CODER = re.compile(r"```|\bpython\b|\bprogram|\bcode\b", re.IGNORECASE)
 _CODE_LINE = re.compile(
     r"^[ \t]*(?:def \w+\(|import \w+|from \w+ import|print\(|for \w+ in |return )", re.MULTILINE
 )
