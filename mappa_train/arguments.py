@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NoReturn, get_args
 
 from mappa_envs.errors import ConfigError
-from mappa_train.config import COACH_OPTIONS, PRESETS, Config, field_types
+from mappa_train.config import COACH_OPTIONS, Config, field_types
+from mappa_train.settings import PRESETS
 
 COMMANDS = ("train", "sft", "resume", "eval", "view", "export", "coach", "doctor")
 _EPILOG = """commands (default: train):

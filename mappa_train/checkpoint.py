@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mappa_envs.errors import ConfigError, DataError
-from mappa_train.config import Config, did_you_mean, read_settings, resolve, to_toml, toml_string
+from mappa_train.config import Config, did_you_mean, to_toml, toml_string
 from mappa_train.files import disk_errors, file_sha256, sync_folder, write_atomically
 from mappa_train.model import LoadedModel
+from mappa_train.settings import read_settings, resolve
 
 if TYPE_CHECKING:
     from mappa_train.types import EpisodeRollout

@@ -24,7 +24,8 @@ from typing import Any, get_args
 
 from mappa_envs.errors import ConfigError, MappaError, UnavailableError, install_hint
 from mappa_train.arguments import COMMANDS, make_parser
-from mappa_train.config import Config, did_you_mean, field_types, resolve
+from mappa_train.config import Config, did_you_mean, field_types
+from mappa_train.settings import resolve
 
 _SOURCES = {
     "dsbench-v0": ("embedded", "dsbench"),
@@ -231,7 +232,7 @@ def _sft(options: argparse.Namespace, place: _Place) -> int:
 
     from mappa_train import sft
     from mappa_train.model import load_pretrained
-    from mappa_train.trainer import open_team
+    from mappa_train.team import open_team
 
     examples = [example for path in options.data for example in sft.read_examples(path)]
     model = load_pretrained(config.model, say=_say)

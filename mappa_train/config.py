@@ -1,8 +1,4 @@
-"""The one typed tree of settings. Every field says how to choose it; senseless values fail here.
-
-Order of precedence: command line, then `--config FILE`, then `--preset`, then these defaults. The
-resolved tree is written to `config.toml` in the run folder.
-"""
+"""The one typed tree of settings. Every field says how to choose it; `settings.py` fills and checks it."""
 
 from __future__ import annotations
 
@@ -10,23 +6,12 @@ import dataclasses
 import difflib
 import functools
 import json
-import math
-import tomllib
-from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
-from urllib.parse import urlsplit
-
-from mappa_envs.errors import ConfigError
-from mappa_envs.sandbox import KINDS, check_kind
-from mappa_train.algorithms import find_algorithm
+from typing import Any, Literal, get_type_hints
 
 COACH_OPTIONS = ("base_url", "timeout_s", "concurrency", "rpm", "tpm", "budget_usd", "prices", "cache")
 """The settings `coach_…` that are the coach's own options."""
-
-PRESETS = Path(__file__).parent / "presets"
 
 
 def option(default: Any, help: str, **limits: float) -> Any:
@@ -205,184 +190,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def field_types() -> dict[str, Any]:
     """The type of each setting: str, int, float or a Literal."""
     return get_type_hints(Config)
-
-
-def _check(config: Config) -> None:
-    hints = field_types()
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        flag = "--" + item.name.replace("_", "-")
-        choices = get_args(hints[item.name])
-        if choices and value not in choices:
-            raise ConfigError(
-                f"{flag} {value}: choose one of {', '.join(choices)}{did_you_mean(value, choices)}"
-            )
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{flag} {value}: must be a finite number")
-        if "low" in item.metadata and value < item.metadata["low"]:
-            raise ConfigError(f"{flag} {value}: must be at least {item.metadata['low']:g}")
-        if "above" in item.metadata and value <= item.metadata["above"]:
-            raise ConfigError(f"{flag} {value}: must be greater than {item.metadata['above']:g}")
-        if "high" in item.metadata and value > item.metadata["high"]:
-            raise ConfigError(f"{flag} {value}: must be at most {item.metadata['high']:g}")
-    _check_sandbox(config.sandbox)
-    _check_url(config.coach_base_url)
-    _check_learning(config)
-
-
-def _check_learning(config: Config) -> None:
-    """Settings of the learner that would do nothing beside others."""
-    if config.actions_per_update and config.minibatches > 1:
-        raise ConfigError(
-            f"--actions-per-update {config.actions_per_update}: decides for --minibatches; leave one out"
-        )
-    if config.schedule == "constant" and config.min_lr:
-        raise ConfigError(f"--min-lr {config.min_lr:g}: is for --schedule cosine; add that, or leave it out")
-    if config.min_lr > config.lr:
-        raise ConfigError(f"--min-lr {config.min_lr:g}: must be at most --lr {config.lr:g}")
-    if config.kl == "loss" and not config.beta:
-        raise ConfigError("--kl loss: with --beta 0 there is no penalty; leave it out, or give a --beta")
-    if config.scoring == "hindsight" and config.returns != "per_action":
-        raise ConfigError(f"--scoring hindsight: needs --returns per_action, not {config.returns}")
-    same_task = min(config.samples_per_task, config.episodes_per_step)
-    alone = same_task < 2 or config.episodes_per_step % same_task == 1
-    if alone and find_algorithm(config.algorithm).compares:
-        raise ConfigError(
-            f"--samples-per-task {config.samples_per_task}: --algorithm {config.algorithm} compares episodes "
-            f"of one task; give 2 or more, and none of --episodes-per-step {config.episodes_per_step} alone"
-        )
-
-
-def _check_url(url: str) -> None:
-    try:
-        _ = urlsplit(url).port
-    except ValueError as error:  # without the value: it may have a password in it
-        raise ConfigError(f"--coach-base-url: no address of a server ({error})") from error
-
-
-def _fixed_by(
-    choice: str, fixed_of: Callable[[str], Mapping[str, Any]], sources: Sequence[Mapping[str, Any]]
-) -> Mapping[str, Any]:
-    """What a choice sets beside itself, such as that of the algorithm.
-
-    Raises `ConfigError` where the source of the choice or a stronger one says otherwise.
-    """
-    chosen = max((k for k, source in enumerate(sources) if choice in source), default=None)
-    if chosen is None:
-        return {}
-    name = sources[chosen][choice]
-    fixed = fixed_of(name)
-    for source in sources[chosen:]:
-        for setting, value in fixed.items():
-            if source.get(setting, value) != value:
-                flag = "--" + setting.replace("_", "-")
-                raise ConfigError(
-                    f"{flag} {source[setting]}: --{choice} {name} needs {flag} {value}; leave {flag} out"
-                )
-    return fixed
-
-
-def _check_sandbox(kind: str) -> None:
-    if kind == "unsafe-local":
-        raise ConfigError(
-            "--sandbox unsafe-local: it isolates nothing and is for environments used by hand; "
-            "training runs what an untrained model writes. Choose auto, namespace or docker"
-        )
-    try:
-        check_kind(kind)
-    except ConfigError as error:
-        raise ConfigError(f"--sandbox {kind}{did_you_mean(kind, KINDS)}: {error}") from None
-
-
-def parse_value(name: str, value: Any) -> Any:
-    """A value of the command line or of a TOML file as the field's type. Raises `ConfigError`."""
-    hints = field_types()
-    if name not in hints:
-        hint = did_you_mean(name, hints)
-        raise ConfigError(f"unknown setting {name!r}{hint}; known: {', '.join(hints)}")
-    kind = hints[name]
-    if kind not in (int, float):
-        if "\0" in str(value):
-            raise ConfigError(f"--{name.replace('_', '-')}: must not hold a NUL character")
-        return str(value)
-    try:
-        if isinstance(value, bool) or (kind is int and float(value) != int(float(value))):
-            raise ValueError
-        return kind(float(value)) if kind is int else float(value)
-    except (TypeError, ValueError, OverflowError):
-        word = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"--{name.replace('_', '-')} {value}: must be {word}") from None
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a TOML file (a preset, `--config`, or a run's config.toml)."""
-    try:
-        table = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        why = error.strerror or error
-        raise ConfigError(f"{path}: cannot be read ({why}); give the path of a TOML file") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: it is not UTF-8 text") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    return {name: parse_value(name, value) for name, value in table.items() if name != "resolved"}
-
-
-ENV_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    # No files to start from in the middle, and the answer is kept from the coach, as in the paper.
-    "mathchat-v0": {"exploring_starts": 0.0, "ground_truth": "off"},
-}
-"""What differs from the field's own default; whatever is set by hand or in a file goes before it."""
-
-
-def resolve(overrides: Mapping[str, Any], *, preset: str | None = None, file: Path | None = None) -> Config:
-    """The settings of a run from all their sources, checked. Raises `ConfigError`."""
-    sources: list[dict[str, Any]] = []
-    if preset is not None:
-        names = sorted(item.stem for item in PRESETS.glob("*.toml"))
-        if preset not in names:
-            hint = did_you_mean(preset, names)
-            raise ConfigError(f"--preset {preset}: unknown; known: {', '.join(names)}{hint}")
-        sources.append(read_settings(PRESETS / f"{preset}.toml"))
-    if file is not None:
-        sources.append(read_settings(file))
-    sources.append({name: parse_value(name, value) for name, value in overrides.items()})
-    settings = dict(ChainMap(*reversed(sources)))
-    env = str(settings.get("env", Config.env)).removeprefix("mappa/")
-    if preset is not None and (its := sources[0].get("env", env)) != env:
-        raise ConfigError(f"--env {env}: --preset {preset} is for {its}; leave one out")
-    # A score in hindsight has the consequences of an action in it already.
-    hindsight = {"hindsight": {"returns": "per_action"}}
-    scoring = _fixed_by("scoring", lambda name: hindsight.get(name, {}), sources)
-    algorithm = _fixed_by("algorithm", lambda name: find_algorithm(name).fixed, sources)
-    config = Config(**{**ENV_DEFAULTS.get(env, {}), **settings, **scoring, **algorithm})
-    _check(config)
-    fixer = "algorithm" if "returns" in algorithm else "scoring" if "returns" in scoring else "returns"
-    return _without_idle(config, sources, fixer)
-
-
-def _without_idle(config: Config, sources: Sequence[Mapping[str, Any]], fixer: str) -> Config:
-    """Settings that do nothing beside a choice back at their defaults; `fixer` is what decided the returns.
-
-    Raises `ConfigError` where the source of the choice or a stronger one sets such a one, to no avail.
-    """
-    adapter = ("lora_rank", "lora_alpha") if config.policy == "full" else ()
-    idle = [(name, "policy", "there is no adapter") for name in adapter]
-    if config.returns in ("per_action", "outcome"):
-        idle.append(("gamma", fixer, "discounts nothing"))
-    if config.returns == "outcome":
-        why = "nothing is learned from scores"
-        idle += [(name, fixer, why) for name in ("debias", "coach_calibration")]
-    default, changes = Config(), {}
-    for name, choice, why in (item for item in idle if getattr(config, item[0]) != getattr(default, item[0])):
-        chosen = max((k for k, source in enumerate(sources) if choice in source), default=0)
-        if any(name in source for source in sources[chosen:]):
-            flag, other = "--" + name.replace("_", "-"), "--" + choice.replace("_", "-")
-            raise ConfigError(
-                f"{flag} {getattr(config, name)}: with {other} {getattr(config, choice)} {why}; leave it out"
-            )
-        changes[name] = getattr(default, name)
-    return dataclasses.replace(config, **changes)
 
 
 def to_toml(config: Config) -> str:

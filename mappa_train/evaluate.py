@@ -10,7 +10,7 @@ from mappa_envs.types import Episode
 from mappa_train.config import Config
 from mappa_train.progress import Progress
 from mappa_train.rollout import collect, plan_step
-from mappa_train.trainer import load_weights, open_team
+from mappa_train.team import load_weights, open_team
 
 BATCH = 16
 """Episodes at once."""

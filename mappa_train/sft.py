@@ -35,8 +35,8 @@ from mappa_train.packing import Sample, make_packs
 from mappa_train.plan import make_env
 from mappa_train.policies import Policies
 from mappa_train.progress import PHASE_INTERVAL_S, duration
+from mappa_train.team import Team, save_weights
 from mappa_train.tokens import ChatTokenizer
-from mappa_train.trainer import Team, save_weights
 
 log = logging.getLogger(__name__)
 

@@ -2,86 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from mappa_envs.coach.llm.limits import Usage
-from mappa_envs.errors import ConfigError, UnavailableError
-from mappa_envs.pipeline import PipelineEnv, large_files
-from mappa_envs.sandbox import Sandbox, open_sandbox
+from mappa_envs.errors import UnavailableError
 from mappa_train.checkpoint import Checkpoint, RunFolder, verify_files
 from mappa_train.coach_fit import keep_calibration
 from mappa_train.coaching import count_earlier, has_budget, keep_spent, out_of_budget, used_by
 from mappa_train.config import Config
 from mappa_train.credit import returns
 from mappa_train.debias import Debias
-from mappa_train.engine.base import Engine
-from mappa_train.engine.transformers import TransformersEngine
 from mappa_train.learner import AdvantageStats, Learner
 from mappa_train.metrics import EventWriter, MetricKeys, step_metrics
-from mappa_train.model import load_pretrained
 from mappa_train.monitors import CoachMonitor
-from mappa_train.plan import make_env
-from mappa_train.policies import FullPolicies, LoRAPolicies, Policies
+from mappa_train.policies import Policies
 from mappa_train.progress import Progress
 from mappa_train.report import read_episodes, write_report
 from mappa_train.rollout import RolloutTimes, collect, plan_step
-from mappa_train.tokens import ChatTokenizer
+from mappa_train.team import Team, load_weights, open_team, save_weights
 from mappa_train.types import EpisodeRollout, SampleCredit, UpdateStats
 
 log = logging.getLogger(__name__)
-WEIGHTS = "weights.safetensors"
-
-
-@dataclass(kw_only=True)
-class Team:
-    """Everything that acts: policies, what samples from them, and the environments they act in."""
-
-    policies: Policies
-    engine: Engine
-    tokenizer: ChatTokenizer
-    envs: Sequence[PipelineEnv]
-    sandbox: Sandbox
-
-    def close(self) -> None:
-        """Stop the sandbox and everything in it."""
-        asyncio.run(self.sandbox.close())
-
-
-def open_team(config: Config, *, split: str | None = None, num_envs: int, coached: bool = True) -> Team:
-    """Load the model, start the sandbox and make the environments, which share both.
-
-    Not `coached`: nobody scores, and the coach of the settings is not even made.
-    """
-    first = make_env(config, split) if coached else make_env(config, split, coach=None)
-    folder = load_pretrained(config.model).folder
-    sandbox = open_sandbox(config.sandbox, shared=large_files(first.tasks))
-    shared: dict[str, Any] = {"tasks": first.tasks, "sandbox": sandbox, "coach": first.coach}
-    envs = [make_env(config, split, **shared) for _ in range(num_envs)]
-    agents = first.possible_agents
-    tokenizer = ChatTokenizer(folder)
-    policies: Policies = (
-        LoRAPolicies(folder, agents, config.lora_rank, config.lora_alpha, config.seed)
-        if config.policy == "lora"
-        else FullPolicies(folder, agents)
-    )
-    engine = TransformersEngine(
-        policies,
-        tokenizer.stop_ids,
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
-    )
-    return Team(policies=policies, engine=engine, tokenizer=tokenizer, envs=envs, sandbox=sandbox)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,24 +246,6 @@ def _line(
 def _save(step: int, loop: _Loop, seen: dict[str, Any] | None) -> None:
     state = {"learner": loop.learner.state(), "rng": torch.get_rng_state(), "cursor": step, "debias": seen}
     save_weights(loop.run, step, loop.team.policies, state)
-
-
-def save_weights(run: RunFolder, step: int, policies: Policies, state: Mapping[str, Any]) -> None:
-    """A checkpoint of every agent's weights, and of `state` beside them."""
-
-    def writer(agent: str) -> Any:
-        return lambda folder: save_file(policies.state(agent), folder / WEIGHTS)
-
-    run.save(step, {agent: writer(agent) for agent in policies.agents}, state)
-
-
-def load_weights(checkpoint: Path, policies: Policies) -> None:
-    """Put a checkpoint's weights into the policies. Raises `ConfigError` if an agent is missing."""
-    for agent in policies.agents:
-        path = checkpoint / agent / WEIGHTS
-        if not path.is_file():
-            raise ConfigError(f"{path}: the checkpoint has no weights of {agent}")
-        policies.load_state(agent, load_file(path))
 
 
 def _restore(

@@ -28,10 +28,11 @@ from mappa_envs.pipeline import PipelineEnv, large_files
 from mappa_envs.sandbox import Sandbox, open_sandbox
 from mappa_envs.scoring import Scoring
 from mappa_envs.testing import without_times
-from mappa_train.config import Config, resolve
+from mappa_train.config import Config
 from mappa_train.plan import make_env
 from mappa_train.rollout import EpisodePlan, collect, plan_step
-from mappa_train.trainer import open_team
+from mappa_train.settings import resolve
+from mappa_train.team import open_team
 from mappa_train.types import EpisodeRollout
 
 DELAY_S = 5.0

@@ -161,7 +161,8 @@ def _cause(error: BaseException) -> str:
 
 
 def _check_fixed(name: str, fixed: object) -> None:
-    from mappa_train.config import field_types, parse_value
+    from mappa_train.config import field_types
+    from mappa_train.settings import parse_value
 
     if not isinstance(fixed, Mapping):
         raise ConfigError(f"--algorithm {name}: `fixed` must map settings to values, not be {fixed!r}")

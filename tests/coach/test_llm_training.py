@@ -20,7 +20,7 @@ from mappa_envs.coach import BUDGET_SPENT, LLMCoach  # noqa: E402
 from mappa_envs.errors import CoachError  # noqa: E402
 from mappa_envs.testing import FakeSandbox  # noqa: E402
 from mappa_envs.types import Episode  # noqa: E402
-from mappa_train import cli, doctor, trainer  # noqa: E402
+from mappa_train import cli, doctor, team  # noqa: E402
 from mappa_train.checkpoint import RunFolder  # noqa: E402
 from mappa_train.coaching import SPENT, open_coach  # noqa: E402
 from mappa_train.config import COACH_OPTIONS, Config  # noqa: E402
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[CoachServer]:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret-key-of-a-user")
-    monkeypatch.setattr(trainer, "open_sandbox", lambda *args, **options: FakeSandbox())
+    monkeypatch.setattr(team, "open_sandbox", lambda *args, **options: FakeSandbox())
     monkeypatch.chdir(tmp_path)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

@@ -9,8 +9,9 @@ import torch
 
 from mappa_envs.types import Artifact, CoachScore, Episode, FileRecord, Message, StopReason, ToolResult, Turn
 from mappa_train.checkpoint import RunFolder
-from mappa_train.config import Config, resolve
+from mappa_train.config import Config
 from mappa_train.metrics import MetricKeys, MetricLine, step_metrics
+from mappa_train.settings import resolve
 from mappa_train.types import Action, EpisodeRollout, Generation, UpdateStats
 
 AGENTS = ("writer_0", "checker_0")

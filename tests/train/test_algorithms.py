@@ -20,9 +20,10 @@ from torch import Tensor
 
 from mappa_envs.errors import ConfigError
 from mappa_train.algorithms import Algorithm, find_algorithm, list_algorithms, register_algorithm
-from mappa_train.config import resolve, to_toml
+from mappa_train.config import to_toml
 from mappa_train.learner import Learner, NumericsError
 from mappa_train.schedule import learning_rate
+from mappa_train.settings import resolve
 
 DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
 NAMES = ("grpo", "outcome", "ppo_clip", "reinforce_pp", "reinforce_pp_baseline", "rloo")
@@ -222,7 +223,7 @@ def test_a_name_is_given_once() -> None:
 
 def test_choosing_an_algorithm_loads_no_torch() -> None:
     probe = (
-        "import sys; from mappa_train.config import resolve; resolve({'algorithm': 'grpo'}); "
+        "import sys; from mappa_train.settings import resolve; resolve({'algorithm': 'grpo'}); "
         "print('torch' in sys.modules)"
     )
     shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)

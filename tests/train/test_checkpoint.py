@@ -14,8 +14,8 @@ from run_fakes import make_run
 
 from mappa_envs.errors import ConfigError, DataError, UnavailableError
 from mappa_train.checkpoint import RunFolder, planned_path
-from mappa_train.config import resolve
 from mappa_train.model import LoadedModel
+from mappa_train.settings import resolve
 
 MODEL = LoadedModel(folder=Path("/m"), source="wheel", sha256="ab" * 32, description='the "model"')
 

@@ -19,8 +19,9 @@ from mappa_envs.errors import UnavailableError
 from mappa_envs.evaluation import EvalResult, EvalTable
 from mappa_train import cli, doctor, model, progress
 from mappa_train.checkpoint import RunFolder
-from mappa_train.config import Config, resolve
+from mappa_train.config import Config
 from mappa_train.model import LoadedModel
+from mappa_train.settings import resolve
 
 MODEL = LoadedModel(folder=Path("/m"), source="wheel", sha256="ab" * 32, description="a model")
 

@@ -17,7 +17,7 @@ from mappa_envs.errors import ConfigError
 from mappa_envs.sandbox.base import Workspace
 from mappa_envs.testing import FakeSandbox
 from mappa_envs.types import CoachScore, Episode, Outcome, Task
-from mappa_train import cli, trainer
+from mappa_train import cli, team, trainer
 from mappa_train.checkpoint import RunFolder
 from mappa_train.plan import make_env
 from mappa_train.progress import SilentProgress
@@ -44,8 +44,8 @@ def tiny_world(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(env, "grade", grade)
         return env
 
-    monkeypatch.setattr(trainer, "open_sandbox", lambda *args, **options: FakeSandbox())
-    monkeypatch.setattr(trainer, "make_env", make)
+    monkeypatch.setattr(team, "open_sandbox", lambda *args, **options: FakeSandbox())
+    monkeypatch.setattr(team, "make_env", make)
     monkeypatch.setitem(coach._FACTORIES, "partial", lambda: FakeCoach(judge))
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mappa_envs.errors import ConfigError
-from mappa_train.config import PRESETS, Config, parse_value, read_settings, resolve, to_toml
+from mappa_train.config import Config, to_toml
+from mappa_train.settings import PRESETS, parse_value, read_settings, resolve
 
 
 def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:

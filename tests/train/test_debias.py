@@ -11,8 +11,8 @@ from run_fakes import AGENTS, make_episode, make_rollout
 
 from mappa_envs.errors import ConfigError
 from mappa_envs.types import StopReason
-from mappa_train.config import resolve
 from mappa_train.debias import MIN_COUNT, Debias, Moments
+from mappa_train.settings import resolve
 from mappa_train.types import EpisodeRollout
 
 

@@ -9,11 +9,11 @@ import pytest
 from tiny import make_model
 
 from mappa_envs.testing import FakeSandbox
-from mappa_train import trainer
+from mappa_train import team, trainer
 from mappa_train.checkpoint import RunFolder
-from mappa_train.config import resolve
 from mappa_train.evaluate import evaluate
 from mappa_train.progress import SilentProgress
+from mappa_train.settings import resolve
 
 
 def no_coach(name: str) -> Any:
@@ -22,7 +22,7 @@ def no_coach(name: str) -> Any:
 
 def test_a_checkpoint_is_measured_without_a_coach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = FakeSandbox()
-    monkeypatch.setattr(trainer, "open_sandbox", lambda *args, **options: sandbox)
+    monkeypatch.setattr(team, "open_sandbox", lambda *args, **options: sandbox)
     config = resolve(
         {
             "model": str(make_model(tmp_path / "model")),

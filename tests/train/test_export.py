@@ -15,8 +15,8 @@ from mappa_envs.errors import ConfigError, DataError, UnavailableError
 from mappa_envs.types import CoachScore, Episode, Message, StopReason, Turn
 from mappa_train import cli
 from mappa_train.checkpoint import RunFolder
-from mappa_train.config import resolve
 from mappa_train.export import export
+from mappa_train.settings import resolve
 
 WRITER, CHECKER = AGENTS
 PROMPT = [{"role": "system", "content": "You write."}, {"role": "user", "content": "Task."}]

@@ -15,7 +15,6 @@ from test_report import EVIL, Tags
 from mappa_envs.types import Episode, StopReason
 from mappa_train import report
 from mappa_train.checkpoint import RunFolder
-from mappa_train.config import resolve
 from mappa_train.monitors import (
     REFERENCE_STEPS,
     WINDOW,
@@ -26,6 +25,7 @@ from mappa_train.monitors import (
     outcome_correlation,
     scored_actions,
 )
+from mappa_train.settings import resolve
 from mappa_train.trust import trust
 
 STEPS = 40

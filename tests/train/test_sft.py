@@ -16,14 +16,15 @@ from mappa_envs.coach import FakeCoach, register_coach
 from mappa_envs.errors import ConfigError, DataError
 from mappa_train import cli
 from mappa_train.checkpoint import RunFolder, verify_files
-from mappa_train.config import Config, resolve
+from mappa_train.config import Config
 from mappa_train.learner import Learner
 from mappa_train.packing import Sample
 from mappa_train.policies import FullPolicies
+from mappa_train.settings import resolve
 from mappa_train.sft import Pace, fit, mean_loss, read_examples
 from mappa_train.start import copy_start, find_start
+from mappa_train.team import WEIGHTS, save_weights
 from mappa_train.tokens import ChatTokenizer
-from mappa_train.trainer import WEIGHTS, save_weights
 
 TEAM = ("data_engineer_0", "modeler_0", "analyst_0")
 

@@ -16,12 +16,13 @@ from tiny import make_model
 from mappa_envs.coach.base import CoachRequest
 from mappa_envs.errors import CoachError, ConfigError, UnavailableError
 from mappa_envs.testing import FakeCoach, FakeSandbox
-from mappa_train import trainer
+from mappa_train import team, trainer
 from mappa_train.checkpoint import RunFolder
-from mappa_train.config import Config, resolve
+from mappa_train.config import Config
 from mappa_train.plan import make_env
 from mappa_train.policies import LoRAPolicies
 from mappa_train.progress import SilentProgress
+from mappa_train.settings import resolve
 
 AGENTS = ("data_engineer_0", "modeler_0", "analyst_0")
 OVERALL = (
@@ -63,8 +64,8 @@ def sandboxes(monkeypatch: pytest.MonkeyPatch) -> list[FakeSandbox]:
     def make(config: Config, split: str | None = None, **shared: Any) -> Any:
         return make_env(config, split, **({"coach": FakeCoach(taste)} | shared))
 
-    monkeypatch.setattr(trainer, "open_sandbox", open_fake)
-    monkeypatch.setattr(trainer, "make_env", make)
+    monkeypatch.setattr(team, "open_sandbox", open_fake)
+    monkeypatch.setattr(team, "make_env", make)
     return opened
 
 
@@ -103,7 +104,7 @@ def final_weights(run: RunFolder, step: int) -> dict[str, torch.Tensor]:
     return {
         f"{agent}/{name}": value
         for agent in AGENTS
-        for name, value in load_file(where / agent / trainer.WEIGHTS).items()
+        for name, value in load_file(where / agent / team.WEIGHTS).items()
     }
 
 
@@ -224,4 +225,4 @@ def test_full_policies_train_too(folder: Path, tmp_path: Path, sandboxes: list[F
 def test_resume_needs_the_weights_of_every_agent(folder: Path, tmp_path: Path) -> None:
     policies = LoRAPolicies(folder, AGENTS, rank=4, alpha=8, seed=0)
     with pytest.raises(ConfigError, match="data_engineer_0"):
-        trainer.load_weights(tmp_path, policies)
+        team.load_weights(tmp_path, policies)

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from mappa_train.config import Config, resolve
+from mappa_train.config import Config
 from mappa_train.engine.transformers import TransformersEngine
 from mappa_train.packing import Pack
 from mappa_train.policies import FullPolicies, LoRAPolicies, load_model
+from mappa_train.settings import resolve
 from mappa_train.types import Action, Generation, GenerationRequest, SampleCredit
 
 AGENTS = ("writer_0", "checker_0")
