@@ -106,8 +106,10 @@ def test_plain_functions_are_called_in_turn_in_one_thread() -> None:
 
 
 def test_a_slow_call_does_not_hold_up_an_interrupted_process() -> None:
+    # A shell that runs the tests in the background has all of them ignore the signal.
     code = (
-        "import time; from mappa_envs.blocking import CallThread, wait_for\n"
+        "import signal, time; from mappa_envs.blocking import CallThread, wait_for\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def slow(): print('began', flush=True); time.sleep(60)\n"
         "wait_for(CallThread('slow').call(slow))"
     )

@@ -203,7 +203,7 @@ def test_too_many_unscored_actions_end_the_run(
         raise CoachError("no answer")
 
     monkeypatch.setattr(
-        trainer, "make_env", lambda c, s=None, **k: make_env(c, s, **({"coach": FakeCoach(fail)} | k))
+        team, "make_env", lambda c, s=None, **k: make_env(c, s, **({"coach": FakeCoach(fail)} | k))
     )
     config = settings(folder, tmp_path / "run")
     run = RunFolder.create(config)
