@@ -29,12 +29,14 @@ FACTS = {
         "kept": "how near a forest on the team's tables comes to the yardstick",
         "attainable": "the same of one on the plain tables, but with half of the rows",
         "rows_follow": "as of X_train.pkl, of test.csv",
-        "same_scale": "the share of such features that the test rows have on the scale of the training rows",
+        "same_scale": "of the features that are made of one column of train.csv, value by value, "
+        "the share that the test rows have made in the same way",
     },
     "y_train.pkl": {
         "kept": "how near it comes to the target of train.csv, row by row",
         "order": "their correlation by rank; for classes as `kept`",
         "same_values": "1 if it has the target's values, in whatever order, else 0",
+        "known": "of classes, the share of its values that are the target's own; of numbers 1",
     },
     "model.pkl": {
         "fitted": "how its predictions correlate with y_train.pkl on the rows of X_train.pkl",
@@ -42,6 +44,7 @@ FACTS = {
         "absent for a model that gives labels alone",
         "agrees": "how its predictions correlate with the yardstick on the rows of X_test.pkl",
         "near": "how near they come to it",
+        "known": "of classes, the share of its predictions that are the target's own; of numbers 1",
     },
     "submission.csv": {
         "transmitted": "how near it comes to what model.pkl predicts for X_test.pkl",

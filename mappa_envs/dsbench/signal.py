@@ -38,11 +38,25 @@ def sample(num_rows: int, most: int) -> Any:
     return np.random.default_rng(0).permutation(num_rows)[:most]
 
 
+def feature_names(train: Any, test: Any, job: dict[str, Any]) -> list[Any]:
+    """The first columns that both files have, but for the id and the target."""
+    both = [c for c in test.columns if c in train.columns and c != job["id"] and c not in job["hidden"]]
+    return both[:MAX_COLUMNS]
+
+
+def _foreign(train: Any, test: Any) -> Any:
+    """By test row: a word that no training row has, so that no encoding says what becomes of it."""
+    if pd.api.types.is_numeric_dtype(train.dtype):
+        return np.zeros(len(test), dtype=bool)
+    known = set(train.astype(object).fillna("").astype(str))
+    return np.array([word not in known for word in test.astype(object).fillna("").astype(str)])
+
+
 def plain(train: Any, test: Any, job: dict[str, Any]) -> tuple[Any, Any]:
     """The columns of both files as numbers: words by their order, gaps as the median."""
-    names = [c for c in test.columns if c in train.columns and c != job["id"] and c not in job["hidden"]]
+    names = feature_names(train, test, job)
     made: tuple[list[Any], list[Any]] = ([], [])
-    for name in names[:MAX_COLUMNS]:
+    for name in names:
         parts = [train[name], test[name]]
         if not pd.api.types.is_numeric_dtype(train[name].dtype):
             parts = [part.astype(object).fillna("").astype(str) for part in parts]
@@ -84,7 +98,11 @@ class Files:
         self.ids = [canonical(str(cell)) for cell in test[job["id"]].tolist()]
         self.num_rows = len(train)
         self.at, self.test_at = sample(len(train), MAX_ROWS), sample(len(test), MAX_TEST_ROWS)
-        self.X, self.T = plain(train.iloc[self.at], test.iloc[self.test_at], job)
+        train, test = train.iloc[self.at], test.iloc[self.test_at]
+        self.X, self.T = plain(train, test, job)
+        self.foreign = np.array(
+            [_foreign(train[name], test[name]) for name in feature_names(train, test, job)]
+        ).T
         self.forecast: Any = np.array(job["yardstick"]["forecast"]) if "yardstick" in job else None
 
     def nearness(self, found: Any, *, hard: bool = False) -> float:
@@ -148,7 +166,7 @@ def _target_facts(target: Target, y: Any, mine: Any) -> dict[str, float]:
     kept = near(mine, target.truth)
     same = np.allclose(np.sort(mine, axis=0), np.sort(target.truth, axis=0), atol=1e-6)
     order = kept if target.classes else by_rank(numbers(y), target.raw)
-    return {"kept": kept, "order": order, "same_values": float(same)}
+    return {"kept": kept, "order": order, "same_values": float(same), "known": target.known(y)}
 
 
 def correlations(raw: Any, X: Any) -> Any:
@@ -162,19 +180,35 @@ def correlations(raw: Any, X: Any) -> Any:
 
 
 def same_scale(files: Files, X: Any, T: Any, matches: Any) -> float | None:
-    """Of the features that follow a column of train.csv: do the test rows have what the others had for it?"""
+    """Of the features made of one column of train.csv, value by value: are those of the test rows, too?
+
+    Whatever is done to a value, rows with the values around it say where the result must lie.
+    """
     marks = []
     for feature in np.flatnonzero(matches.max(axis=0) > MATCHED):
         source = matches[:, feature].argmax()
         raw, test = files.X[:, source], files.T[:, source]
-        values, first = np.unique(raw, return_index=True)
-        inside = (test >= values[0]) & (test <= values[-1])
-        expected = np.interp(test, values, X[first, feature])
-        spread = X[:, feature].std() or 1.0
-        if inside.any():
-            error = np.abs(T[:, feature] - expected)[inside]
-            marks.append(float(np.median(error) < 0.25 * spread))
+        values, place = np.unique(raw, return_inverse=True)
+        slack = 1e-6 * (np.ptp(X[:, feature]) or 1.0)
+        low, high = np.full(len(values), np.inf), np.full(len(values), -np.inf)
+        np.minimum.at(low, place, X[:, feature])
+        np.maximum.at(high, place, X[:, feature])
+        inside = (test >= values[0]) & (test <= values[-1]) & ~files.foreign[:, source]
+        if not _in_step(low, high, slack) or not inside.any():
+            continue
+        left = np.searchsorted(values, test[inside], "right") - 1
+        right = np.searchsorted(values, test[inside], "left")
+        found = T[inside, feature]
+        fits = found >= np.minimum(low[left], low[right]) - slack
+        fits &= found <= np.maximum(high[left], high[right]) + slack
+        marks.append(float(fits.mean() >= 0.9))
     return float(np.mean(marks)) if marks else None
+
+
+def _in_step(low: Any, high: Any, slack: float) -> bool:
+    """Whether a feature rises, or falls, with a column's values: not only nearly, as a related one does."""
+    middle = np.diff((low + high) / 2)
+    return bool(max((middle >= -slack).mean(), (middle <= slack).mean()) > 0.9) if len(middle) else False
 
 
 def model(job: dict[str, Any], files: Files) -> dict[str, dict[str, float]]:
@@ -183,6 +217,7 @@ def model(job: dict[str, Any], files: Files) -> dict[str, dict[str, float]]:
     hard = bool(target.classes) and not hasattr(made, "predict_proba")
     forecast = target.predicted(made, rows_of(T, files.test_at))
     facts = {"agrees": correlation(forecast, files.forecast), "near": files.nearness(forecast, hard=hard)}
+    facts["known"] = target.known(made.predict(rows_of(T, files.test_at)))
     true = target.of(y)
     at = sample(len(true), MAX_ROWS)
     with contextlib.suppress(Fault):

@@ -97,6 +97,14 @@ class Target:
             return np.c_[1 - chance, chance]
         return self._one_hot(cells)
 
+    def known(self, values: Any) -> float:
+        """The share of the values that are the target's own: of numbers all are."""
+        frame = pd.DataFrame(values)
+        if not self.classes or frame.shape[1] > 1 or not len(frame):
+            return 1.0
+        classes = set(self.classes)
+        return sum(cell in classes for cell in cells_of(frame.iloc[:, 0])) / len(frame)
+
     def predicted(self, model: Any, table: Any) -> Any:
         """What the model says of the rows: chances where it has them."""
         if not self.classes or not hasattr(model, "predict_proba"):

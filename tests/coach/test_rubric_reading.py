@@ -100,6 +100,11 @@ def test_mistakes_with_tables_are_found(lines: str, said: str) -> None:
         ("model = RandomForestRegressor().fit(X, y + np.random.normal(size=len(y)))", "random"),
         ("model = RandomForestRegressor()", "before it is fitted"),
         ("model = RandomForestRegressor(n_estimators=1, max_depth=1).fit(X, y)", "hardly learns"),
+        ("model = RandomForestRegressor()\nmodel.set_params(max_depth=1)\nmodel.fit(X, y)", "hardly learns"),
+        (
+            "a, b, c, d = train_test_split(X, y, test_size=0.95)\nmodel = RandomForestRegressor().fit(a, c)",
+            "small part",
+        ),
         (
             "from sklearn.dummy import DummyRegressor\nmodel = DummyRegressor().fit(X, y)",
             "ignores the features",

@@ -126,7 +126,7 @@ def test_good_work_keeps_the_signal(kind: str, tmp_path: Any, bench: Bench) -> N
     assert {path: set(part) <= set(facts.FACTS[path]) for path, part in known.items()} == dict.fromkeys(
         PATHS, True
     )
-    assert known["y_train.pkl"] == {"kept": 1, "order": 1, "same_values": 1}
+    assert known["y_train.pkl"] == {"kept": 1, "order": 1, "same_values": 1, "known": 1}
     assert known["X_test.pkl"]["kept"] > 0.9 * known["X_test.pkl"]["attainable"] > 0.5
     assert known["X_test.pkl"]["same_scale"] == known["X_train.pkl"]["rows_follow"] == 1
     assert known["model.pkl"]["fitted"] > 0.8
@@ -141,10 +141,12 @@ def with_lines(role: str, task: TinyTask, before: str, lines: str) -> str:
 
 SAVING = 'X_train.to_pickle("X_train.pkl")'
 TURNED = "X_train = X_train[::-1].reset_index(drop=True)\n"
+APART = "X_train, X_test = ((t - t.mean()) / (t.std() + 1e-9) for t in (X_train, X_test))\n"
 LOST = [
     ("data_engineer", SAVING, "X_test = X_test[::-1].reset_index(drop=True)\n", "X_test.pkl", "rows_follow"),
     ("data_engineer", SAVING, TURNED, "X_train.pkl", "rows_follow"),
     ("data_engineer", SAVING, "X_test = X_test / 50\n", "X_test.pkl", "same_scale"),
+    ("data_engineer", SAVING, APART, "X_test.pkl", "same_scale"),
     ("data_engineer", SAVING, "y_train = y_train[::-1].reset_index(drop=True)\n", "y_train.pkl", "kept"),
     ("data_engineer", SAVING, "X_train, X_test = X_train * 0, X_test * 0\n", "X_test.pkl", "kept"),
     ("modeler", "model.fit(X, y)", "y = y[::-1]\n", "model.pkl", "fitted"),

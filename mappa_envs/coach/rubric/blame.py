@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mappa_envs.coach.base import CoachRequest
-from mappa_envs.coach.rubric.checks import GRAVE, HARMFUL, SERIOUS, Finding
+from mappa_envs.coach.rubric.checks import GRAVE, HARMFUL, SERIOUS, SLIGHT, Finding
 from mappa_envs.coach.rubric.evidence import (
     OWN_BUGS,
     Evidence,
@@ -40,6 +40,8 @@ KEPT_OF_A_BLOCKER = 0.4
 NEARLY_POOR = 0.1
 SMALL_LOSS, LARGE_LOSS = 0.1, 0.25
 """Of the signal: enough to be blamed for a poor outcome that nothing explains, for a disappointing one."""
+CELLS = frozenset({"not_a_label", "not_numeric", "not_finite", "not_probability", "blank_prediction"})
+"""The grader's codes for what stands in a cell, which may be what the model said."""
 DATA_ERRORS = frozenset({"ValueError", "TypeError", "KeyError", "IndexError", "LinAlgError"})
 
 
@@ -53,6 +55,28 @@ class Suspect:
 
 def assign(request: CoachRequest, e: Evidence) -> dict[str, float]:
     """Shares by agent that sum to 1; {} if the action did its job."""
+    shares, outcome = _nearest(request, e), request.outcome
+    if outcome is None or outcome.success:
+        return shares
+    hidden = _hidden(request, e, shares)
+    return _normed(_merge(shares, hidden)) if shares else shares
+
+
+def _hidden(request: CoachRequest, e: Evidence, found: Mapping[str, float]) -> dict[str, float]:
+    """Weights of mistakes that a failure covers: in files that could be used, by agents not yet blamed.
+
+    Nobody got to see what they would have done to the outcome: they count as they would for a poor one.
+    """
+    usable = {a.path for a in request.before.values() if a.status == "valid"}
+    known = [one for one in suspects(request) if one.finding.path in usable]
+    weights = _weights(one for one in known if one.finding.severity >= SLIGHT)
+    if e.worst >= SLIGHT:
+        weights[request.role.name] = e.worst**2
+    return {agent: weight for agent, weight in weights.items() if agent not in found}
+
+
+def _nearest(request: CoachRequest, e: Evidence) -> dict[str, float]:
+    """Who is to blame for what can be seen of the failure."""
     me, outcome = request.role.name, request.outcome
     if outcome is not None and e.own and disappoints(outcome):
         return _for_outcome(request, e, outcome)
@@ -142,14 +166,14 @@ def lowered(request: CoachRequest, caps: Mapping[int, tuple[float, str]]) -> tup
 def _for_outcome(request: CoachRequest, e: Evidence, outcome: Outcome) -> dict[str, float]:
     """Blame for a submission that disappoints: by the severity of the mistakes that are in it."""
     me = request.role.name
-    known = [one for one in suspects(request) if one.finding.severity >= BLAMED]
+    known = [one for one in suspects(request) if one.finding.severity >= SLIGHT]
     if not outcome.success:
-        shares = _by_severity([one for one in known if one.finding.cells])
-        return shares or {me: 1.0}
-    own = {me: e.worst**2} if e.worst >= BLAMED else {}
+        caused = [one for one in known if one.finding.cells and outcome.code in CELLS]
+        return _by_severity(caused) or {me: 1.0}
+    own = {me: e.worst**2} if e.worst >= SLIGHT else {}
     weights = _merge(own, _weights(known))
-    if weights:
-        return _scaled(weights, 1 / sum(weights.values()))
+    if max(weights.values(), default=0.0) >= BLAMED**2:
+        return _normed(weights)
     loser, loss = _largest_loss(request)
     relative = outcome.metrics.get("relative")
     if not is_poor(outcome) and (relative is None or relative > NEARLY_POOR):
@@ -265,7 +289,11 @@ def _weights(found: Iterable[Suspect]) -> dict[str, float]:
 
 
 def _by_severity(found: Iterable[Suspect]) -> dict[str, float]:
-    weights = _weights(found)
+    return _normed(_weights(found))
+
+
+def _normed(weights: Mapping[str, float]) -> dict[str, float]:
+    """Shares that sum to 1; {} of nothing."""
     return _scaled(weights, 1 / sum(weights.values())) if weights else {}
 
 

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from mappa_envs.coach.rubric.row_by_row import keep
 from mappa_envs.coach.rubric.values import (
     NOTHING,
     OWN_CLASS,
@@ -21,7 +22,6 @@ from mappa_envs.coach.rubric.values import (
     all_tags,
     elementwise,
     loaded,
-    where,
 )
 from mappa_envs.coach.rubric.vocabulary import (
     CONSTANTS,
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from mappa_envs.coach.rubric.reader import Reader
 
 
+SMALL_PART = 0.2
+"""Of the rows: who fits on such a part of a split may as well have taken the other one."""
 MAX_NAME = 100
 """No function of a library has a longer name; each is held against many patterns."""
 
@@ -67,7 +69,7 @@ def call(reader: Reader, node: ast.Call) -> Value:
         receiver.rows is None and not receiver.estimator and name in ("permutation", "shuffle", "permuted")
     )
     subject = first if is_function or on_argument else receiver
-    found = _Call(reader, node, name, subject, first, tuple(arguments), keywords, is_module)
+    found = Call(reader, node, name, subject, first, tuple(arguments), keywords, is_module)
     result = found.result()
     inplace = keywords.get("inplace", NOTHING).const is True
     if inplace and isinstance(node.func, ast.Attribute):
@@ -101,7 +103,7 @@ def _own(reader: Reader, node: ast.Call, name: str) -> Value:
     return reader.call_own(name, given)
 
 
-class _Call:
+class Call:
     """One call. `subject` is what is worked on: a method's receiver, a function's first argument."""
 
     def __init__(
@@ -124,7 +126,7 @@ class _Call:
         shown += [f"{k.arg}={self.reader.words(k.value)}" for k in self.node.keywords]
         return f"{self.name}({', '.join(shown)})"
 
-    def _first_source(self) -> str:
+    def first_source(self) -> str:
         return self.reader.source(self.node.args[0]) if self.node.args else ""
 
     def path(self) -> str:
@@ -176,6 +178,13 @@ class _Call:
         if self.name == "TransformedTargetRegressor":
             return Value(estimator=self.name)
         return Value(estimator=self.name, settings=settings)
+
+    def set_params(self) -> Value:
+        given = {k: v.const for k, v in self.keywords.items() if v.is_const}
+        changed = replace(self.subject, settings={**self.subject.settings, **given})
+        if isinstance(self.node.func, ast.Attribute):
+            self.reader.update(self.node.func.value, changed)
+        return changed
 
     def pipeline(self) -> Value:
         steps = self.arguments
@@ -234,9 +243,15 @@ class _Call:
         return f"{self.name}({', '.join(sorted(k for k in self.keywords))})#{self.node.lineno}"
 
     def split(self) -> Value:
+        kept, left = (self.keywords.get(name, NOTHING).const for name in ("train_size", "test_size"))
+        is_small = (isinstance(kept, float) and kept <= SMALL_PART) or (
+            isinstance(left, float) and left >= 1 - SMALL_PART
+        )
+        first, second = ("1 small", 0) if is_small else (0, 1)
         parts = []
         for value in self.arguments:
-            parts += [value.step(f"split 0#{self.node.lineno}"), value.step(f"split 1#{self.node.lineno}")]
+            steps = (f"split {part}#{self.node.lineno}" for part in (first, second))
+            parts += [value.step(words) for words in steps]
         return Value(items=tuple(parts))
 
     def concat(self) -> Value:
@@ -252,65 +267,6 @@ class _Call:
             # A digest, since the rows of a table that is joined to itself would double with each time.
             return items[0].step(f"concat#{sha256(repr(rows).encode()).hexdigest()[:16]}")
         return Value(tags=same)
-
-    def keep(self) -> Value:
-        is_number = self.reader.facts.family == "number"
-        value = replace(
-            self.subject, const=self.subject.const if self.name in ("list", "copy") else NOTHING.const
-        )
-        if self.name in ("DataFrame", "Series", "where", "join") and not self.is_module and not value.rows:
-            value = elementwise(self.arguments)
-        if self.name in ("DataFrame", "Series") and value.rows is not None:
-            index = self.keywords.get("index", NOTHING)
-            value = value if index.rows is None or index.rows == value.rows else value.on(None)
-        if self.name == "where" and self.is_module:
-            value = where(self.arguments)
-        if self.name == "drop":
-            value = self._dropped(value)
-        if self.name == "rename":
-            new = self.keywords.get("columns", NOTHING).columns
-            put = {str(new[k].const) if k in new else k: v for k, v in value.columns.items()}
-            value = replace(value, columns=put)
-        if self.name == "assign":
-            put = {k: replace(v, columns=NOTHING.columns) for k, v in self.keywords.items()}
-            value = replace(value, columns={**value.columns, **put})
-        if self.node.args and isinstance(self.node.args[0], ast.Lambda):
-            value = self._each(self.node.args[0], value)
-        if self.name in ("argmin", "idxmin") and value.tags & MADE:
-            value = value.tagged(Tag.NEGATED)
-        if self.name == "clip" and is_number and value.tags & MADE:
-            bounds = [v.const for v in (*self.arguments, *self.keywords.values()) if v.is_const]
-            if any(isinstance(bound, (int, float)) and 0 < bound <= 1 for bound in bounds):
-                value = value.tagged(Tag.CHANGED)
-        if self.name == "shift":
-            value = value.tagged(Tag.SHIFTED)
-        if self.name in ("round", "rint") or (self.name == "astype" and "int" in self._first_source()):
-            value = value.tagged(Tag.ROUNDED)
-        if self.name == "map" and Tag.TARGET_STATISTIC in self.first.tags:
-            value = value.tagged(Tag.TARGET_STATISTIC)
-        if self.name in ("map", "replace") and Tag.TARGET in value.tags and not is_number:
-            value = value.tagged(Tag.CODES)
-        return value
-
-    def _each(self, function: ast.Lambda, value: Value) -> Value:
-        """`X.apply(lambda column: …)`."""
-        outer = dict(self.reader.state.names)
-        for parameter in function.args.args[:1]:
-            self.reader.state.names[parameter.arg] = self.reader.new(value)
-        made = self.reader.value(function.body)
-        self.reader.state.names = outer
-        # A function of single cells says nothing of rows.
-        return value if made.rows is None else replace(value.on(made.rows), tags=value.tags | made.tags)
-
-    def _dropped(self, value: Value) -> Value:
-        names = self.keywords.get("columns", self.first).const
-        dropped = {names} if isinstance(names, str) else set(names) if isinstance(names, list) else None
-        by_columns = "columns" in self.keywords or self.axis_is_columns() or self.first.const == "columns"
-        if not by_columns:
-            return value.step(self.words())
-        if dropped is None or set(self.reader.facts.targets) <= dropped:
-            return value.without(Tag.EVERY_COLUMN)
-        return value
 
     def reduce(self) -> Value:
         tags = self.subject.tags
@@ -360,55 +316,56 @@ def _transformed(estimator: str, X: Value) -> Value:
     return X.tagged(tag) if Tag.TARGET in X.tags else replace(X, columns={}, const=NOTHING.const)
 
 
-def _named(*names: str) -> Callable[[_Call], bool]:
+def _named(*names: str) -> Callable[[Call], bool]:
     wanted = frozenset(names)
     return lambda found: found.name in wanted
 
 
-def _is_random(found: _Call) -> bool:
+def _is_random(found: Call) -> bool:
     if found.name not in RANDOM or isinstance(found.node.func, ast.Name):
         return False
     called = found.reader.source(found.node.func).lower()
     return "random" in called or "rng" in called
 
 
-def _loads(found: _Call) -> bool:
+def _loads(found: Call) -> bool:
     return found.name in READERS and (bool(found.path()))
 
 
-def _saves(found: _Call) -> bool:
+def _saves(found: Call) -> bool:
     return found.name in (*OUTPUTS, "dump", "save", "savez")
 
 
-def _makes(found: _Call) -> bool:
+def _makes(found: Call) -> bool:
     return bool(ESTIMATOR.match(found.name) or TRANSFORMER.match(found.name))
 
 
-def _is_transform(found: _Call) -> bool:
+def _is_transform(found: Call) -> bool:
     return found.name == "transform" and bool(found.subject.estimator)
 
 
-_KINDS: tuple[tuple[Callable[[_Call], bool], Callable[[_Call], Value]], ...] = (
-    (_loads, _Call.load),
-    (_saves, _Call.save),
-    (_named("make_pipeline", "Pipeline", "make_column_transformer"), _Call.pipeline),
-    (_makes, _Call.make),
-    (_named(*FITS), _Call.fit),
-    (_is_transform, _Call.transform),
-    (_named("inverse_transform"), _Call.undo),
-    (_named("predict", "predict_proba", "decision_function"), _Call.predict),
-    (_is_random, _Call.random),
-    (_named("train_test_split"), _Call.split),
-    (_named("concat", "hstack", "vstack", "column_stack", "concatenate"), _Call.concat),
-    (_named("len"), _Call.count),
-    (_named("range", "arange"), _Call.numbers),
-    (_named("groupby"), _Call.group),
-    (_named("factorize", "Categorical"), _Call.codes),
-    (_named("searchsorted", "digitize"), _Call.look_up),
-    (_named(*LOGS), _Call.logarithm),
-    (_named(*EXPS), _Call.exponential),
-    (_named(*CONSTANTS), _Call.constant),
-    (_named(*ROW_STEPS, *ORDERS), _Call.step),
-    (_named(*REDUCED), _Call.reduce),
-    (_named(*SAME_ROWS, "shift", "argmax", "argmin", "idxmax", "idxmin"), _Call.keep),
+_KINDS: tuple[tuple[Callable[[Call], bool], Callable[[Call], Value]], ...] = (
+    (_loads, Call.load),
+    (_saves, Call.save),
+    (_named("make_pipeline", "Pipeline", "make_column_transformer"), Call.pipeline),
+    (_makes, Call.make),
+    (_named("set_params"), Call.set_params),
+    (_named(*FITS), Call.fit),
+    (_is_transform, Call.transform),
+    (_named("inverse_transform"), Call.undo),
+    (_named("predict", "predict_proba", "decision_function"), Call.predict),
+    (_is_random, Call.random),
+    (_named("train_test_split"), Call.split),
+    (_named("concat", "hstack", "vstack", "column_stack", "concatenate"), Call.concat),
+    (_named("len"), Call.count),
+    (_named("range", "arange"), Call.numbers),
+    (_named("groupby"), Call.group),
+    (_named("factorize", "Categorical"), Call.codes),
+    (_named("searchsorted", "digitize"), Call.look_up),
+    (_named(*LOGS), Call.logarithm),
+    (_named(*EXPS), Call.exponential),
+    (_named(*CONSTANTS), Call.constant),
+    (_named(*ROW_STEPS, *ORDERS), Call.step),
+    (_named(*REDUCED), Call.reduce),
+    (_named(*SAME_ROWS, "shift", "argmax", "argmin", "idxmax", "idxmin"), keep),
 )

@@ -16,7 +16,7 @@ from mappa_envs.coach.rubric.reader import Reading
 from mappa_envs.coach.rubric.values import OWN_CLASS, TEST, TRAIN, Facts, Fit, Tag, Value
 
 GRAVE, SERIOUS, HARMFUL, SLIGHT = 0.9, 0.6, 0.4, 0.2
-"""Severities: makes the result worthless; costs much of it; costs some; costs little and blames nobody."""
+"""Severities: makes the result worthless; costs much of it; costs some; costs little, never blamed alone."""
 
 _log = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mappa_envs.actions import extract_code, strip_reasoning
 from mappa_envs.coach.base import CoachRequest
 from mappa_envs.coach.rubric.checks import GRAVE, Finding
 from mappa_envs.coach.rubric.faults import facts_of, mistakes, remarks_on
-from mappa_envs.coach.rubric.measured import CERTAIN, measured
+from mappa_envs.coach.rubric.measured import CERTAIN, SUSPECTED, measured
 from mappa_envs.coach.rubric.outcomes import disappoints
 from mappa_envs.coach.rubric.reader import parse
 from mappa_envs.dsbench.inspector import CONSTANT
@@ -203,6 +203,11 @@ def _wrote(request: CoachRequest, artifact: Artifact) -> bool:
     return {**writers, request.turn.index: request.turn.agent}.get(artifact.written_by) == request.role.name
 
 
+def _for_now(finding: Finding) -> Finding:
+    """A loss while nobody knows the outcome: it may not matter."""
+    return finding if finding.severity >= CERTAIN else replace(finding, severity=SUSPECTED)
+
+
 def _broken(request: CoachRequest, inputs: Sequence[Artifact]) -> tuple[Finding, ...]:
     """Upstream files that were valid before the action, and are not any more."""
     touched = {file.path for file in request.turn.tool.files} if request.turn.tool else set()
@@ -219,9 +224,9 @@ def _own_mistakes(request: CoachRequest, inputs: Sequence[Artifact]) -> tuple[Fi
     remarks = [r for a in own for r in remarks_on(a, request.task)]
     # A good result proves that what was lost on the way did not matter.
     if request.outcome is None or disappoints(request.outcome):
-        paths, least = {a.path for a in own}, CERTAIN if request.outcome is None else 0.0
-        seen = measured(request.after, facts_of(request.task).family)
-        remarks += [one for one in seen if one.path in paths and one.severity >= least]
+        paths = {a.path for a in own}
+        seen = [one for one in measured(request.after, facts_of(request.task).family) if one.path in paths]
+        remarks += seen if request.outcome is not None else [_for_now(one) for one in seen]
     useless = any(r.severity >= GRAVE for a in inputs for r in remarks_on(a, request.task))
     if useless or any(a.status == "invalid" for a in inputs):
         # No model can tell rows apart by features, or for a target, that do not vary.

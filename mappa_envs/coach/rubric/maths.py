@@ -14,6 +14,7 @@ speaks of programs computes, any other one writes text. The paper has no bands h
 |          | hand-over: names the printed value / none / another                   | 8.5 / 6.5 / 3 |
 | text     | repeats the problem / takes a wrong number / a bare guess             | 2.5 / 3 / 4 |
 |          | uses none / some / most of the given numbers (the first role only)    | 4.5 / 6.5 / 8 |
+|          | says that it cannot be done, and states nothing                       | 4      |
 | last     | no box, though a computed value was shown / though nothing was        | 2.5 / 4 |
 |          | several answers / another value than was computed                     | 3.5 / 3.5 |
 |          | an answer that nobody computed                                        | 5.5    |
@@ -28,20 +29,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mappa_envs.actions import strip_reasoning
+from mappa_envs.actions import extract_code, strip_reasoning
 from mappa_envs.coach.base import CoachRequest
 from mappa_envs.coach.rubric.blame import lowered
 from mappa_envs.coach.rubric.maths_corrections import correction
-from mappa_envs.coach.rubric.maths_deviations import departs
+from mappa_envs.coach.rubric.maths_deviations import departs, is_contradicted, replaces_a_number
 from mappa_envs.coach.rubric.maths_facts import (
     Facts,
     agree,
     asks_for_code,
+    declines,
     echoes,
     facts_of,
     has_many_answers,
     looks_like_code,
     numbers_of,
+)
+from mappa_envs.coach.rubric.maths_truth import (
+    claims_wrongly,
+    computes_wrongly,
+    mended_caps,
+    mends_itself,
+    self_mended_caps,
 )
 from mappa_envs.types import CoachScore
 
@@ -133,7 +142,7 @@ def judge(request: CoachRequest) -> CoachScore:
         own=facts_of(request.turn, problem),
         past=tuple(facts_of(turn, problem) for turn in request.episode.turns),
     )
-    found = _judge(team)
+    found = _with_outcome(team, _judge(team))
     closed = strip_reasoning(request.turn.action).count("```") % 2 == 0
     points = found.points - (0.5 if request.turn.tool is not None and not closed else 0.0)
     outcome = request.outcome
@@ -159,7 +168,7 @@ def _judge(team: Team) -> Verdict:
     if own.rambles and own.boxed is None and own.turn.tool is None:
         return verdict(1.5, "a long message that says the same again and again", team.me)
     if team.is_last and own.turn.tool is None:
-        return _last(team)
+        return _answer(team)
     if own.turn.tool is not None:
         return _program(team)
     return _handed_over(team) if asks_for_code(team.request.role) else _text(team)
@@ -192,7 +201,7 @@ def _program(team: Team) -> Verdict:
         }
         words = f"the program computes and prints a value, which refutes that of {first.turn.agent}"
         return verdict(8.5, words, first.turn.agent, caps=caps)
-    return _with_outcome(team, verdict(8.0, "the program computes and prints a value"), own.printed)
+    return verdict(8.0, "the program computes and prints a value")
 
 
 def _is_refuted(claim: Facts, run: Facts) -> bool:
@@ -240,10 +249,14 @@ def _text(team: Team) -> Verdict:
         if own.slips:
             taken, true = own.slips[0]
             return verdict(3.0, f"it takes {taken} where the problem says {true}", me)
+        if own.stated is None and declines(own.prose):
+            return verdict(4.0, "it says that it cannot be done, and gives no step", me)
         if own.boxed is not None and len(own.prose) < 120 and "=" not in own.prose:
             return verdict(4.0, "a guess without a step towards it", me)
         if given:
             return _use_of_numbers(own, given, me)
+    if own.stated is None and declines(own.prose):
+        return verdict(4.0, "it says that it cannot be done, and gives no step", me)
     points = 6.5 if len(own.prose) >= 15 else 5.0
     return verdict(points, "a message without code")
 
@@ -256,11 +269,6 @@ def _use_of_numbers(own: Facts, given: set[int], me: str) -> Verdict:
 
 
 # The answer.
-
-
-def _last(team: Team) -> Verdict:
-    found = _answer(team)
-    return _with_outcome(team, found, team.own.boxed)
 
 
 def _answer(team: Team) -> Verdict:
@@ -312,16 +320,20 @@ def _some(agent: str | None) -> tuple[str, ...]:
     return () if agent is None else (agent,)
 
 
-def _with_outcome(team: Team, found: Verdict, answer: str | None) -> Verdict:
+def _with_outcome(team: Team, found: Verdict) -> Verdict:
     outcome, me = team.request.outcome, team.me
+    answer = team.own.boxed if team.own.turn.tool is None else team.own.printed
     if outcome is None:
         return found
     if outcome.success:
-        return Verdict(points=10.0, reason=f"{found.reason}; the answer is right", blame={}, caps=found.caps)
+        caps = {**mended_caps(team.request, team.past), **found.caps}
+        return Verdict(points=10.0, reason=f"{found.reason}; the answer is right", blame={}, caps=caps)
     reason = f"{found.reason}; the answer is wrong"
+    hidden, mended = _hidden(team), self_mended_caps(team.request, team.past)
     if me in found.blame:
-        return Verdict(points=min(found.points, 2.5), reason=reason, blame=found.blame, caps=found.caps)
-    guilty = _guilty(team, found, answer)
+        caps = {**mended, **found.caps}
+        return verdict(min(found.points, 2.5), reason, *found.blame, *hidden, caps=caps)
+    guilty = (*_guilty(team, found, answer), *hidden)
     if not guilty or me in guilty:
         return verdict(2.5, reason, *(guilty or (me,)))
     caps = {
@@ -329,7 +341,7 @@ def _with_outcome(team: Team, found: Verdict, answer: str | None) -> Verdict:
         for one in team.past
         if one.turn.agent in guilty and (one.slips or one.stated or one.printed or one.turn.tool is None)
     }
-    return verdict(min(found.points, 5.0), reason, *guilty, caps={**found.caps, **caps})
+    return verdict(min(found.points, 5.0), reason, *guilty, caps={**mended, **found.caps, **caps})
 
 
 def _guilty(team: Team, found: Verdict, answer: str | None) -> Sequence[str]:
@@ -342,6 +354,35 @@ def _guilty(team: Team, found: Verdict, answer: str | None) -> Sequence[str]:
     if first is None:
         return ()
     return (first.turn.agent if (planner := _misleader(team, first)) is None else planner.turn.agent,)
+
+
+def _hidden(team: Team) -> Sequence[str]:
+    """Who would have spoilt the answer, whatever became of it afterwards.
+
+    A program with a wrong value, unless a plan misled it; a wrong value that a message states; a plan that
+    departs from the problem where no program shows what came of it.
+    """
+    guilty = []
+    for one in team.past:
+        if mends_itself(team.request, one, team.past):
+            continue
+        if computes_wrongly(team.request, one):
+            planner = _misleader(team, one)
+            guilty.append((planner or one).turn.agent)
+            continue
+        is_new = claims_wrongly(team.request, one) and team.origin(one.stated) is one
+        if is_new or (one.turn.tool is None and _plans_otherwise(team, one)):
+            guilty.append(one.turn.agent)
+    return guilty
+
+
+def _plans_otherwise(team: Team, plan: Facts) -> bool:
+    """Whether a plan has another number than the problem, as far as it or a program shows."""
+    problem = team.request.task.prompt
+    runs = [one for one in team.past if extract_code(one.turn.action)]
+    if not runs:
+        return bool(replaces_a_number(plan, None, problem))
+    return any(replaces_a_number(plan, run, problem) or is_contradicted(plan, run, problem) for run in runs)
 
 
 def _misleader(team: Team, first: Facts) -> Facts | None:

@@ -7,6 +7,7 @@ departure that the program repeats is where it came from: the program did as it 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from mappa_envs.actions import extract_code
@@ -26,6 +27,9 @@ _OPPOSITES = (
     (r"before", r"after"),
 )  # fmt: skip
 
+_ASSIGNED = re.compile(r"(?<![\w.])([A-Za-z]\w{0,12})\s*=\s*(\d{1,18})(?![\d.\w])")
+_NUMBER = re.compile(r"\d{1,18}")
+
 
 def departs(plan: Facts, program: Facts, problem: str) -> str:
     """How a plan that the program follows departs from the problem, in words; "" where it is not seen to."""
@@ -38,16 +42,63 @@ def departs(plan: Facts, program: Facts, problem: str) -> str:
     if dropped and changed and 2 * (len(given & planned) + len(changed)) >= len(given):
         return f"its plan has {_some(changed)} in place of {_some(dropped)}"
     # A plan need not name every number: only the one that it alone leaves out stands out.
-    if len(dropped) == 1 and given - planned == set(dropped) and len(given) > 2:
+    alone = len(dropped) == 1 and given - planned == set(dropped) and len(given) > 2
+    if alone and not _is_reduced(program.printed, dropped[0], problem):
         return f"its plan leaves out {dropped[0]}"
-    return _turned(plan.prose.lower(), problem.lower())
+    return replaces_a_number(plan, program, problem) or turns_around(plan, problem)
 
 
-def _some(numbers: Sequence[int]) -> str:
+def replaces_a_number(plan: Facts, program: Facts | None, problem: str) -> str:
+    """What a list of `name = value` has in place of the problem's numbers, in words; "" for nothing.
+
+    One value of several is none of the problem's, and the program, where there is one, has it, too, and lacks
+    one that the problem gives. Or the values are the problem's, but in other places.
+    """
+    listed, given = _ASSIGNED.findall(plan.prose), _NUMBER.findall(problem)
+    code = "" if program is None else "\n".join(extract_code(program.turn.action))
+    foreign = {value for _, value in listed if value not in given}
+    used = Counter(_NUMBER.findall(code or plan.prose))
+    if len(listed) > 1 and len(foreign) == 1 and foreign <= used.keys():
+        lacking = [value for value in Counter(given) - used if int(value) > 1]
+        return f"its plan has {', '.join(foreign)} in place of one of {_some(lacking)}" if lacking else ""
+    values = [value for _, value in listed]
+    if program is None or foreign or not set(listed) <= set(_ASSIGNED.findall(code)):
+        return ""
+    moved = len(set(values)) > 1 and not Counter(values) - Counter(given) and not _in_order(values, given)
+    return f"its plan has {', '.join(values[:4])} in other places than the problem" if moved else ""
+
+
+def is_contradicted(plan: Facts, program: Facts, problem: str) -> bool:
+    """Whether a list of `name = value` has a number in place of one that the program took up all the same."""
+    listed, given = _ASSIGNED.findall(plan.prose), Counter(_NUMBER.findall(problem))
+    used = {int(one) for one in _NUMBER.findall("\n".join(extract_code(program.turn.action)))}
+    foreign = {int(value) for _, value in listed if value not in given}
+    lacking = [int(value) for value in given - Counter(_NUMBER.findall(plan.prose))]
+    # A program may write a bound as one more or less.
+    taken = any(used & {value - 1, value, value + 1} for value in lacking if value > 1)
+    return len(listed) > 1 and len(foreign) == 1 and not foreign & used and taken
+
+
+def _is_reduced(value: str | None, modulus: int, problem: str) -> bool:
+    """Whether a value may be the remainder that the problem asks for, though the modulus stands nowhere."""
+    if not re.search(rf"divided by \$?{modulus}\b", problem):
+        return False
+    return value is None or not re.fullmatch(r"\d{1,18}", value) or int(value) < modulus
+
+
+def _in_order(values: Sequence[str], given: Sequence[str]) -> bool:
+    """Whether the values stand in this order among those that are given."""
+    rest = iter(given)
+    return all(value in rest for value in values)
+
+
+def _some(numbers: Sequence[int | str]) -> str:
     return ", ".join(map(str, numbers[:3]))
 
 
-def _turned(prose: str, problem: str) -> str:
+def turns_around(plan: Facts, problem: str) -> str:
+    """Which word of a plan is the opposite of one in the problem, in words; "" for none."""
+    prose, problem = plan.prose.lower(), problem.lower()
     for pair in _OPPOSITES:
         for asked, other in (pair, pair[::-1]):
             if _has(asked, problem) and not _has(other, problem):

@@ -28,13 +28,19 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 _BARE = re.compile(r"\s*(?:[A-Za-z][\w ]{0,30}[:=]\s*)?(-?\d[\d,]{0,400}(?:\.\d+)?(?:/\d+)?)\.?\s*")
 _STATED = re.compile(
     r"\b(?:gets?|got|obtains?|gives?|equals|(?:result|total|sum|value|count|number|area) (?:is|are)|result:"
-    r"|comes to|prints?|printed|output(?: is)?|therefore|hence|so)(?!\w)[^\n\d]{0,25}?"
+    r"|comes to|prints?|printed|output(?: is)?|therefore|hence|so)(?![\w(])[^\n\d]{0,25}?"
     r"(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)(?![\w^])",
     re.IGNORECASE,
 )
 _ASSIGNED = re.compile(r"(?<![\w.])[A-Za-z]\w{0,12}\s*=\s*(-?\d+)(?![\d.\w])")
 _CODE_LINE = re.compile(
     r"^[ \t]*(?:def \w+\(|import \w+|from \w+ import|print\(|for \w+ in |return )", re.MULTILINE
+)
+_DECLINES = re.compile(
+    r"\b(?:has no (?:solution|answer)|(?:can(?:not|'t)|unable to|impossible to|don't know how to"
+    r"|do not know how to) (?:be )?(?:solved?|answer(?:ed)?|determined?|help|plan)"
+    r"|not enough information|(?:need|give me) more information)\b",
+    re.IGNORECASE,
 )
 _FENCED = re.compile(r"`{3,}.*?(?:`{3,}|\Z)", re.DOTALL)
 
@@ -75,7 +81,7 @@ def facts_of(turn: Turn, problem: str) -> Facts:
         boxed=boxed,
         stated=boxed or (None if looks_like_code(prose) else _stated(prose)),
         printed=printed,
-        computed=printed is not None and computes(blocks),
+        computed=printed is not None and computes(blocks) and not _holds(blocks, printed, problem),
         slips=_slips(text, blocks, problem),
         rambles=rambles(text),
     )
@@ -119,6 +125,11 @@ def echoes(prose: str, problem: str) -> bool:
     return len(words) >= 5 and len(fresh) <= 3 and len(words) >= len(given) / 2
 
 
+def declines(prose: str) -> bool:
+    """Whether the message says that the problem cannot be solved, or not by its author."""
+    return _DECLINES.search(prose) is not None
+
+
 def looks_like_code(prose: str) -> bool:
     """Whether lines of a program stand in the message outside a block."""
     return len(_CODE_LINE.findall(prose)) >= 2
@@ -148,6 +159,28 @@ def _printed(turn: Turn) -> str | None:
     lines = [line for line in without_address(output).splitlines() if line.strip()]
     numbers = _NUMBER.findall(lines[-1][-500:]) if lines else []
     return numbers[-1] if numbers else (lines[-1].strip()[:200] if lines else None)
+
+
+def _holds(blocks: Sequence[str], printed: str, problem: str) -> bool:
+    """Whether a program has its result in it, as a number or in a text, and not from the problem.
+
+    What it only compares with is no such number, nor is one that any program may have.
+    """
+    if (
+        not re.fullmatch(r"\d{2,18}", printed)
+        or re.fullmatch(r"10+", printed)
+        or int(printed) in numbers_of(problem)
+    ):
+        return False
+    waiting: list[ast.AST] = [tree for block in blocks if (tree := parse(block)) is not None]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.Assert, ast.Compare)):
+            continue
+        if isinstance(node, ast.Constant) and printed in re.findall(r"\d+", str(node.value)[:MAX_CHARS]):
+            return True
+        waiting.extend(ast.iter_child_nodes(node))
+    return False
 
 
 # Which numbers does it take from the problem?

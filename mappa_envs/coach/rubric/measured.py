@@ -15,15 +15,24 @@ from mappa_envs.types import Artifact
 
 LEAST = 0.3
 """The severity of a loss that is just worth a mention; it grows to `GRAVE` where all is lost."""
-TARGET_KEPT, TABLES_KEPT, LEARNED, AGREES, TRANSMITTED = 0.9, 0.75, 0.7, 0.5, 0.9
+TARGET_KEPT, TABLES_KEPT, LEARNED, AGREES, TRANSMITTED = 0.9, 0.85, 0.7, 0.5, 0.9
 """What good work keeps of the signal, at the least."""
 GOOD_MODEL = 0.8
 """What of that makes a model that lost nothing to speak of."""
+FITS_ITS_ROWS = 0.8
+"""A model that comes less near to its own rows than this, times what a quick forest forecasts of rows that it
+has not seen, did not learn what is there."""
+LEARNABLE = 0.2
+"""The signal in the tables from which on that can be asked."""
+SAME_WAY = 0.95
+"""The share of the features that train and test rows must have been given in the same way."""
 MEASURABLE_TRANSFER, MEASURABLE_SIGNAL, GOOD_YARDSTICK = 0.3, 0.05, 0.3
 """Under these: the yardstick hardly knows the test rows; nothing can be learned from the tables; a model may
 be good and yet differ from the yardstick."""
-CERTAIN = 0.5
-"""A severity from which on a loss is a mistake before anybody knows the outcome."""
+CERTAIN, SUSPECTED = 0.5, 0.25
+"""A severity from which on a loss is a mistake before anybody knows the outcome; what a lesser one counts
+then: points, but no blame."""
+ALL = 0.99
 WORSE_THAN_CONSTANT = -0.05
 """Nearness to the targets of numbers that are on another scale, or say nothing."""
 
@@ -33,7 +42,8 @@ Facts = Mapping[str, float]
 def measured(files: Mapping[str, Artifact], family: str) -> tuple[Finding, ...]:
     """The mistakes in the files as they are, for a metric of this family; none where nothing was measured."""
     facts = {path: artifact.facts for path, artifact in files.items() if artifact.status == "valid"}
-    return (*_target(facts), *_features(facts), *_model(facts, family), *_submission(facts, family))
+    found = (*_target(facts), *_features(facts), *_model(facts, family), *_submission(facts, family))
+    return (*found, *_cells(facts)) if family == "label" else found
 
 
 def losses(files: Mapping[str, Artifact]) -> dict[str, float]:
@@ -86,6 +96,8 @@ def tables_kept(facts: Mapping[str, Facts]) -> float | None:
 def _features(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     kept = tables_kept(facts)
     if kept is None or kept >= TABLES_KEPT or _of(facts, "y_train.pkl").get("kept", 1.0) < TARGET_KEPT:
+        yield from _made_apart(_of(facts, "X_test.pkl").get("same_scale", 1.0))
+        yield from _train_rows(facts)
         return
     train, test = _of(facts, "X_train.pkl"), _of(facts, "X_test.pkl")
     signal, plain = train.get("signal", 0.0), train.get("plain", 0.0)
@@ -102,6 +114,24 @@ def _features(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     elif signal < 0.7 * plain:
         path, words = "X_train.pkl", "has lost much of what train.csv says of the target"
     yield Finding(severity=severity(kept, TABLES_KEPT), words=f"{path} {words}", path=path)
+
+
+def _train_rows(facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """What the training rows lost, though the test rows are forecast all the same: so it is never certain."""
+    train = _of(facts, "X_train.pkl")
+    signal, plain = train.get("signal", 0.0), train.get("plain", 0.0)
+    if plain < LEARNABLE or _of(facts, "y_train.pkl").get("kept", 1.0) < TARGET_KEPT:
+        return
+    if found := severity(signal / plain, TABLES_KEPT):
+        words = "X_train.pkl has lost much of what train.csv says of the target"
+        yield Finding(severity=min(HARMFUL, found), words=words, path="X_train.pkl")
+
+
+def _made_apart(same: float) -> Iterator[Finding]:
+    """A contradiction between the tables, whatever it costs: the same value gives another feature in each."""
+    if same < SAME_WAY:
+        words = "X_test.pkl has features that are scaled or encoded apart from those of X_train.pkl"
+        yield Finding(severity=SERIOUS if same < 0.5 else HARMFUL, words=words, path="X_test.pkl")
 
 
 def _learned(facts: Mapping[str, Facts]) -> float | None:
@@ -131,12 +161,29 @@ def _model(facts: Mapping[str, Facts], family: str) -> Iterator[Finding]:
     elif model.get("fitted_near", 1.0) < _bearable(facts, family):
         words = "on its own training rows the model predicts no better than a constant"
         yield Finding(severity=SERIOUS, words=words, path="model.pkl")
+    elif (signal := _of(facts, "X_train.pkl").get("signal", 0.0)) > LEARNABLE:
+        fit = model.get("fitted_near", 1.0) / signal
+        if fit < FITS_ITS_ROWS:
+            words = "the model does not even fit its own rows as well as a quick forest forecasts new ones"
+            # Never certain: it may be the wrong kind of model, honestly chosen.
+            found = min(HARMFUL, severity(fit, FITS_ITS_ROWS))
+            yield Finding(severity=found, words=words, path="model.pkl")
 
 
 def _bearable(facts: Mapping[str, Facts], family: str) -> float:
     """The least nearness to its own targets; chances out of proportion may still be in the right order."""
     signal = _of(facts, "X_train.pkl").get("signal", 0.0)
     return WORSE_THAN_CONSTANT if family == "number" else 0.1 * signal if signal > 0.2 else -1.0
+
+
+def _cells(facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Whose doing it is that the model predicts what is no label."""
+    if _of(facts, "y_train.pkl").get("known", 1.0) < ALL:
+        words = "y_train.pkl holds codes in place of the target's own values"
+        yield Finding(severity=SERIOUS, words=words, path="y_train.pkl", cells=True)
+    elif _of(facts, "model.pkl").get("known", 1.0) < ALL:
+        words = "the model predicts what is no label of the task"
+        yield Finding(severity=SERIOUS, words=words, path="model.pkl", cells=True)
 
 
 def _submission(facts: Mapping[str, Facts], family: str) -> Iterator[Finding]:
