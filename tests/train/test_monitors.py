@@ -25,8 +25,8 @@ from mappa_train.monitors import (
     outcome_correlation,
     scored_actions,
 )
+from mappa_train.report.trust import trust
 from mappa_train.settings import resolve
-from mappa_train.trust import trust
 
 STEPS = 40
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from mappa_envs.stats import Correlation
 from mappa_envs.types import Episode
-from mappa_train.charts import text
 from mappa_train.monitors import (
     ALARM,
     WINDOW,
@@ -20,6 +19,7 @@ from mappa_train.monitors import (
     outcome_correlation,
     scored_actions,
 )
+from mappa_train.report.text import text
 
 MAX_EPISODES = 100
 """Most episodes that `trust` reads, beyond those of one step: a page is made anew after each step."""
