@@ -61,6 +61,7 @@ def checks(config: Config) -> Iterator[Check]:
     """All checks, cheap ones first. Of the settings, only the coach's are looked at."""
     yield from _packages()
     yield from _gpus()
+    yield from _vllm()
     yield _model()
     yield _coach(config)
     yield from _disks()
@@ -90,6 +91,19 @@ def _gpus() -> Iterator[Check]:
     for k in range(count):
         facts = torch.cuda.get_device_properties(k)
         yield Check(name=f"GPU {k}", ok=True, message=f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB")
+
+
+def _vllm() -> Iterator[Check]:
+    if find_spec("torch") is None:
+        return
+    from mappa_train.engine.vllm_setup import find_vllm, why_not
+
+    found, why = find_vllm(), why_not()
+    if found is not None and why is None:
+        yield Check(name="vLLM", ok=True, message=f"{' '.join(found)}: --engine vllm")
+    else:
+        # Nobody needs it; a version that does not fit is another matter.
+        yield Check(name="vLLM", ok=None if found is None else False, message=f"{why}")
 
 
 def _model() -> Check:

