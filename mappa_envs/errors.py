@@ -48,6 +48,10 @@ class SandboxError(MappaError, RuntimeError):
     """The sandbox itself failed, not the agent's code. Never shown to an agent."""
 
 
+class PromptTooLong(MappaError):
+    """A policy's model does not take a prompt of this length: the episode ends there, as a context limit."""
+
+
 class CoachError(MappaError, RuntimeError):
     """The coach gave no usable score: the action stays unscored."""
 

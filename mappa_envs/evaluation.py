@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mappa_envs.blocking import CallThread, wait_for
-from mappa_envs.errors import ConfigError, SandboxError
+from mappa_envs.errors import ConfigError, PromptTooLong, SandboxError
 from mappa_envs.registry import make
 from mappa_envs.stats import bootstrap_interval, mean, wilson
 from mappa_envs.types import Episode, StopReason
@@ -167,7 +167,8 @@ def evaluate(
     num_concurrent : episodes at once.
 
     Raises `ConfigError` on arguments that make no sense, `SandboxError` when the sandbox failed
-    `MAX_INFRA_RETRIES` + 1 times on one episode, and whatever a policy raises, with its traceback.
+    `MAX_INFRA_RETRIES` + 1 times on one episode, and whatever a policy raises, with its traceback; but
+    `PromptTooLong` ends the episode alone.
     """
     return wait_for(
         aevaluate(env, policies, split=split, episodes=episodes, num_concurrent=num_concurrent, seed=seed)
@@ -282,7 +283,12 @@ async def _play(
             continue
         while env.episode.stop_reason is None:
             agent = env.agent_selection
-            await env.astep(await _ask(policies[agent], agent, env.infos[agent]["messages"], thread))
+            try:
+                action = await _ask(policies[agent], agent, env.infos[agent]["messages"], thread)
+            except PromptTooLong:
+                await env.acut(StopReason.CONTEXT)
+            else:
+                await env.astep(action)
         if env.episode.stop_reason is not StopReason.INFRA:
             return env.episode
         fault = SandboxError(env.episode.turns[-1].unscored_reason or "the sandbox failed")

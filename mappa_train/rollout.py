@@ -1,29 +1,38 @@
-"""Many episodes at once: environments and coach overlap, the model samples in batches.
+"""Many episodes at once: environments and coach overlap with sampling.
 
-All episodes run as coroutines. An agent's prompts wait until no other episode can still bring an earlier
-agent's prompt, then are sampled together (a turn barrier): which prompts share a batch depends on the
-episodes alone, not on timing, so a run repeats exactly. An episode that only waits for its coach has left the
-barrier and given its sandbox back.
+A pool of places plays the planned episodes, each place one after the other, so that a rollout of any length
+needs the memory of its pool (and of its records). How prompts reach the engine is in `asking.py`. An episode
+that only waits for its coach has given back its workspace and its place; but where as many as there are
+places wait so, the next ones begin when the coach has caught up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from mappa_envs.errors import SandboxError
+from mappa_envs.errors import ConfigError, SandboxError
 from mappa_envs.pipeline import PipelineEnv
 from mappa_envs.sampling import stratified
 from mappa_envs.types import StopReason, Task
-from mappa_train.engine.base import Engine
+from mappa_train.asking import Asker, Barrier, Direct
+from mappa_train.config import Config
+from mappa_train.engine.base import BatchEngine, StreamEngine
 from mappa_train.tokens import ChatTokenizer
 from mappa_train.types import Action, EpisodeRollout, Generation, GenerationRequest
+from mappa_train.watchdog import Watchdog
 
 MAX_INFRA_RETRIES = 2
+NUM_SLOWEST = 5
+"""Episodes of a step whose times go to run.log."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,59 +44,33 @@ class EpisodePlan:
     start_role: str | None
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class RolloutLimits:
+    """How much goes on at once, and how long it may take: seconds, 0 = no limit.
+
+    `action_timeout_s` cuts a message, which is played as far as it came; without a single token it ends the
+    episode, as `episode_timeout_s` does (`StopReason.TIME`): there sampling and sandbox count, with their
+    queues, and the coach does not. A message that is not there by then is dropped; code that runs then may
+    end. Both need an engine that samples each prompt on its own.
+    """
+
+    concurrent_episodes: int = 64
+    action_timeout_s: float = 0.0
+    episode_timeout_s: float = 0.0
+    watchdog_s: float = 0.0
+
+    @classmethod
+    def of(cls, config: Config) -> RolloutLimits:
+        """Those of the settings."""
+        return cls(**{item.name: getattr(config, item.name) for item in fields(cls)})
+
+
+@dataclass(frozen=True, kw_only=True)
 class RolloutTimes:
-    """Seconds: wall-clock of the rollout and of sampling; sandbox and coach summed over episodes."""
+    """Wall-clock seconds of the rollout, and of the sync of the engine's weights before it."""
 
-    rollout: float = 0.0
-    generate: float = 0.0
-    sandbox: float = 0.0
-    coach: float = 0.0
-
-
-@dataclass
-class _Barrier:
-    """Collects prompts and samples one agent's batch when every running episode waits for one."""
-
-    engine: Engine
-    order: Sequence[str]
-    times: RolloutTimes
-    running: int
-    waiting: list[tuple[GenerationRequest, asyncio.Future[Generation]]] = field(default_factory=list)
-
-    async def ask(self, request: GenerationRequest) -> Generation:
-        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        self.waiting.append((request, future))
-        self._flush_if_all_wait()
-        return await future
-
-    def leave(self) -> None:
-        self.running -= 1
-        self._flush_if_all_wait()
-
-    def _flush_if_all_wait(self) -> None:
-        if self.waiting and len(self.waiting) == self.running:
-            self._task = asyncio.ensure_future(self._flush())
-
-    async def _flush(self) -> None:
-        first = min((request.agent for request, _ in self.waiting), key=self.order.index)
-        batch = sorted(
-            (item for item in self.waiting if item[0].agent == first), key=lambda item: item[0].key
-        )
-        self.waiting = [item for item in self.waiting if item[0].agent != first]
-        start = time.perf_counter()
-        try:
-            answers = await asyncio.to_thread(self.engine.generate, [request for request, _ in batch])
-            pairs = list(zip(batch, answers, strict=True))
-        except Exception as error:  # noqa: BLE001  (handed to every episode that waits for it)
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        self.times.generate += time.perf_counter() - start
-        for (_, future), answer in pairs:
-            if not future.done():
-                future.set_result(answer)
+    rollout: float
+    sync: float = 0.0
 
 
 def plan_step(
@@ -120,82 +103,220 @@ def plan_step(
 def collect(
     plans: Sequence[EpisodePlan],
     *,
-    envs: Sequence[PipelineEnv],
-    engine: Engine,
+    env: PipelineEnv,
+    engine: BatchEngine | StreamEngine,
     tokenizer: ChatTokenizer,
     max_prompt_tokens: int,
     seed: int,
     step: int,
+    policy_version: int,
+    limits: RolloutLimits | None = None,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[EpisodeRollout], RolloutTimes]:
-    """Run the planned episodes at once, one environment each, and return them in plan order.
+    """Run the planned episodes, each in a sibling of `env`, and return them in plan order.
 
-    An episode whose next prompt has more than `max_prompt_tokens` ends there (`StopReason.CONTEXT`).
+    An episode whose next prompt has more than `max_prompt_tokens` ends there (`StopReason.CONTEXT`). Whatever
+    ends a rollout early, Ctrl-C included, ends what the engine samples and closes every workspace first.
 
-    Raises `SandboxError` if the sandbox failed `MAX_INFRA_RETRIES` times on one episode.
+    Raises `SandboxError` if the sandbox failed on one episode `MAX_INFRA_RETRIES` + 1 times, `RuntimeError`
+    if the engine sampled from another policy version than `policy_version`, and `ConfigError` if there are
+    time limits, but the engine has a turn barrier.
     """
-    times = RolloutTimes()
-    barrier = _Barrier(engine, envs[0].possible_agents, times, len(plans))
-    done = 0
-
-    async def one(plan: EpisodePlan, env: PipelineEnv) -> EpisodeRollout:
-        nonlocal done
-        try:
-            for _ in range(1 + MAX_INFRA_RETRIES):
-                actions = await _play(plan, env, barrier, tokenizer, max_prompt_tokens, (seed, step))
-                if env.episode.stop_reason is not StopReason.INFRA:
-                    break
-            else:
-                raise SandboxError(f"episode {plan.index}: the sandbox failed {MAX_INFRA_RETRIES + 1} times")
-        finally:
-            barrier.leave()
-        await env.scores()
-        done += 1
-        on_done(done, len(plans))
-        return EpisodeRollout(index=plan.index, episode=env.episode, actions=actions)
-
-    async def everything() -> list[EpisodeRollout]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                jobs = [group.create_task(one(p, env)) for p, env in zip(plans, envs, strict=True)]
-        except BaseException:
-            engine.cancel()
-            raise
-        return [job.result() for job in jobs]
-
+    limits = limits or RolloutLimits()
+    num_places = min(limits.concurrent_episodes, len(plans))
+    rollout = _Rollout(
+        plans=plans,
+        env=env,
+        engine=engine,
+        asker=_asker(engine, env.possible_agents, num_places, limits),
+        tokenizer=tokenizer,
+        max_prompt_tokens=max_prompt_tokens,
+        key=(seed, step),
+        policy_version=policy_version,
+        limits=limits,
+        watchdog=Watchdog(limits.watchdog_s, f"rollout of step {step}"),
+        on_done=on_done,
+    )
     start = time.perf_counter()
     try:
-        rollouts = asyncio.run(everything())
+        asyncio.run(rollout.run(num_places))
     except BaseExceptionGroup as group:
         # One reason is enough: the others are the episodes that were cancelled with it.
         raise group.exceptions[0] from None
-    times.rollout = time.perf_counter() - start
-    turns = [turn for rollout in rollouts for turn in rollout.episode.turns]
-    times.sandbox = sum(turn.sandbox_s for turn in turns)
-    times.coach = sum(turn.coach_s for turn in turns)
-    return rollouts, times
+    rollouts = [rollout.finished[plan.index] for plan in plans]
+    log.info("step %d: the slowest episodes: %s", step, "; ".join(rollout.slowest()))
+    return rollouts, RolloutTimes(rollout=time.perf_counter() - start)
 
 
-async def _play(
-    plan: EpisodePlan,
-    env: PipelineEnv,
-    barrier: _Barrier,
-    tokenizer: ChatTokenizer,
-    max_prompt_tokens: int,
-    key: tuple[int, int],
-) -> tuple[Action, ...]:
-    """The whole episode but for scores that are still to come."""
-    options = {"task_id": plan.task_id, "start_role": plan.start_role}
-    await env.areset(seed=key[0] + plan.index, options=options)
-    actions = []
-    while env.episode.stop_reason is None:
-        agent, turn = env.agent_selection, len(env.episode.turns)
-        prompt = tokenizer.encode(env.infos[agent]["messages"])
-        if len(prompt) > max_prompt_tokens:
-            await env.acut(StopReason.CONTEXT, wait_for_scores=False)
-            break
-        request = GenerationRequest(agent=agent, prompt_ids=prompt, key=(*key, plan.index, turn))
-        answer = await barrier.ask(request)
-        actions.append(Action(agent=agent, turn=turn, prompt_ids=prompt, generation=answer))
-        await env.astep(tokenizer.decode(answer.token_ids), wait_for_scores=False)
-    return tuple(actions)
+def _asker(
+    engine: BatchEngine | StreamEngine, order: Sequence[str], num_places: int, limits: RolloutLimits
+) -> Asker:
+    if isinstance(engine, StreamEngine):
+        return Direct(engine, limits.action_timeout_s)
+    if limits.action_timeout_s or limits.episode_timeout_s:
+        raise ConfigError(
+            f"{type(engine).__name__} samples prompts together and repeats a run exactly, which "
+            f"time limits would undo; bound actions by --max-new-tokens and --max-actions"
+        )
+    return Barrier(engine, order, num_places)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Played:
+    """An episode that is over but for its scores. `sampling_s` is how long it waited for samples."""
+
+    plan: EpisodePlan
+    env: PipelineEnv
+    actions: tuple[Action, ...]
+    total_s: float
+    sampling_s: float
+
+    def __str__(self) -> str:
+        sandbox_s = sum(turn.sandbox_s for turn in self.env.episode.turns)
+        return (
+            f"episode {self.plan.index} (task {self.plan.task_id!r}) {self.total_s:.1f} s, of which "
+            f"{self.sampling_s:.1f} s for samples and {sandbox_s:.1f} s in the sandbox"
+        )
+
+
+@dataclass(kw_only=True)
+class _Rollout:
+    """One call of `collect`: the pool, and what it has finished so far, by the index of the plan."""
+
+    plans: Sequence[EpisodePlan]
+    env: PipelineEnv
+    engine: BatchEngine | StreamEngine
+    asker: Asker
+    tokenizer: ChatTokenizer
+    max_prompt_tokens: int
+    key: tuple[int, int]
+    policy_version: int
+    limits: RolloutLimits
+    watchdog: Watchdog
+    on_done: Callable[[int, int], None]
+    finished: dict[int, EpisodeRollout] = field(default_factory=dict)
+    _times: list[tuple[float, str]] = field(default_factory=list)
+
+    def slowest(self) -> list[str]:
+        """The episodes that took longest, the longest first."""
+        return [told for _, told in heapq.nlargest(NUM_SLOWEST, self._times)]
+
+    async def run(self, num_places: int) -> None:
+        todo, room = iter(self.plans), asyncio.Semaphore(num_places)
+        try:
+            with self.watchdog:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(num_places):
+                        group.create_task(self._work(todo, room, group))
+        except BaseException:
+            # Inside the loop, whose end waits for a thread that is sampling.
+            self.engine.cancel()
+            raise
+
+    async def _work(
+        self, todo: Iterator[EpisodePlan], room: asyncio.Semaphore, group: asyncio.TaskGroup
+    ) -> None:
+        """One place of the pool. It stays at the barrier until the plans are used up.
+
+        So whoever takes which plan, and when: all places bring a prompt, or are gone, before any is sampled.
+        """
+        played = None
+        try:
+            for plan in todo:
+                if played is not None:
+                    await room.acquire()
+                    group.create_task(self._settle(played)).add_done_callback(lambda _: room.release())
+                played = await self._play(plan)
+        finally:
+            self.asker.leave()
+        if played is not None:
+            await self._settle(played)
+
+    async def _play(self, plan: EpisodePlan) -> _Played:
+        """An episode that no fault of the sandbox ended, but for its scores."""
+        env = self.env.sibling(self.env.coach)
+        try:
+            for _ in range(1 + MAX_INFRA_RETRIES):
+                played = await self._attempt(plan, env)
+                if env.episode.stop_reason is not StopReason.INFRA:
+                    self.watchdog.waits(plan.index, "the coach")
+                    return played
+        except BaseException:
+            await env.aclose()
+            raise
+        raise SandboxError(f"episode {plan.index}: the sandbox failed {MAX_INFRA_RETRIES + 1} times")
+
+    async def _settle(self, played: _Played) -> None:
+        try:
+            await played.env.scores()
+        finally:
+            await played.env.aclose()
+        episode, index = played.env.episode, played.plan.index
+        self.finished[index] = EpisodeRollout(index=index, episode=episode, actions=played.actions)
+        self._times.append((played.total_s, str(played)))
+        self.watchdog.done(index)
+        self.on_done(len(self.finished), len(self.plans))
+
+    async def _attempt(self, plan: EpisodePlan, env: PipelineEnv) -> _Played:
+        self.watchdog.waits(plan.index, "the sandbox")
+        options = {"task_id": plan.task_id, "start_role": plan.start_role}
+        await env.areset(seed=self.key[0] + plan.index, options=options)
+        actions: list[Action] = []
+        start, sampling_s = time.monotonic(), 0.0
+        while env.episode.stop_reason is None:
+            request = self._request(plan, env)
+            if len(request.prompt_ids) > self.max_prompt_tokens:
+                await env.acut(StopReason.CONTEXT, wait_for_scores=False)
+                break
+            # What an inline coach took is known by now; a deferred one takes nothing from the episode.
+            coach_s = sum(turn.coach_s for turn in env.episode.turns)
+            asked = time.monotonic()
+            answer = await self._sample(request, asked - start - coach_s)
+            sampling_s += time.monotonic() - asked
+            self.watchdog.waits(plan.index, "the sandbox")
+            if answer is None:
+                await env.acut(StopReason.TIME, wait_for_scores=False)
+                break
+            actions.append(
+                Action(
+                    agent=request.agent,
+                    turn=len(env.episode.turns),
+                    prompt_ids=request.prompt_ids,
+                    generation=answer,
+                )
+            )
+            await env.astep(self.tokenizer.decode(answer.token_ids), wait_for_scores=False)
+        total_s = time.monotonic() - start
+        return _Played(plan=plan, env=env, actions=tuple(actions), total_s=total_s, sampling_s=sampling_s)
+
+    def _request(self, plan: EpisodePlan, env: PipelineEnv) -> GenerationRequest:
+        agent = env.agent_selection
+        return GenerationRequest(
+            agent=agent,
+            prompt_ids=self.tokenizer.encode(env.infos[agent]["messages"]),
+            key=(*self.key, plan.index, len(env.episode.turns)),
+        )
+
+    async def _sample(self, request: GenerationRequest, spent_s: float) -> Generation | None:
+        """The answer; None if time is over before there is any.
+
+        `spent_s` of the episode's time are gone. An action's own time counts as over without a single token.
+        """
+        left_s = self.limits.episode_timeout_s - spent_s if self.limits.episode_timeout_s else None
+        if left_s is not None and left_s <= 0:
+            return None
+        self.watchdog.waits(request.key[2], f"samples of {request.agent}")
+        limit = asyncio.timeout(left_s)
+        try:
+            async with limit:
+                answer = await self.asker.ask(request)
+        except TimeoutError:
+            if limit.expired():
+                return None
+            raise
+        if answer.policy_version != self.policy_version:
+            raise RuntimeError(
+                f"the engine sampled for {request.agent} with policy version {answer.policy_version}, not "
+                f"{self.policy_version}: its weights were not synced"
+            )
+        return answer if len(answer.token_ids) else None

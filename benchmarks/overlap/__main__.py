@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.overlap.coach import LateCoach
-from benchmarks.overlap.paced import PacedTeam
 from mappa_envs.pipeline import PipelineEnv, large_files
 from mappa_envs.sandbox import Sandbox, open_sandbox
 from mappa_envs.scoring import Scoring
-from mappa_envs.testing import without_times
+from mappa_envs.testing import expert_action, without_times
 from mappa_train.config import Config
+from mappa_train.engine.fake import CharTokenizer, FakeBatchEngine, Pace
 from mappa_train.plan import make_env
 from mappa_train.rollout import EpisodePlan, collect, plan_step
 from mappa_train.settings import resolve
@@ -90,21 +90,22 @@ def player(config: Config, sandbox: Sandbox, engine: Any, tokenizer: Any, max_pr
     asyncio.run(_warm_up(sandbox))
 
     def play(variant: Variant) -> tuple[list[EpisodeRollout], float]:
-        shared: dict[str, Any] = {
-            "tasks": tasks,
-            "sandbox": sandbox,
-            "coach": LateCoach(variant.delay_s, NUM_AT_ONCE),
-            "scoring": variant.scoring,
-        }
-        envs = [make_env(config, **shared) for _ in range(config.episodes_per_step)]
+        env = make_env(
+            config,
+            tasks=tasks,
+            sandbox=sandbox,
+            coach=LateCoach(variant.delay_s, NUM_AT_ONCE),
+            scoring=variant.scoring,
+        )
         rollouts, times = collect(
-            plans_of(config, envs[0]),
-            envs=envs,
+            plans_of(config, env),
+            env=env,
             engine=engine,
             tokenizer=tokenizer,
             max_prompt_tokens=max_prompt_tokens,
             seed=config.seed,
             step=1,
+            policy_version=0,
         )
         return rollouts, times.rollout
 
@@ -151,20 +152,20 @@ def measure_paced(config: Config, variants: Sequence[Variant], num_rounds: int) 
     env = make_env(config)
     sandbox = open_sandbox(config.sandbox, shared=large_files(env.tasks))
     tasks: dict[str, Any] = {task.task_id: task for task in env.tasks}
-    team = PacedTeam(
-        {plan.index: tasks[plan.task_id] for plan in plans_of(config, env)},
-        tokens_per_action=TOKENS_PER_ACTION,
-        tokens_per_s=TOKENS_PER_S,
+    task_of = {plan.index: tasks[plan.task_id] for plan in plans_of(config, env)}
+    engine = FakeBatchEngine(
+        lambda request: expert_action(request.agent, task_of[request.key[2]]),
+        Pace(action_s=TOKENS_PER_ACTION / TOKENS_PER_S),
     )
     try:
-        return compare(player(config, sandbox, team, team, 1), variants, num_rounds)
+        return compare(player(config, sandbox, engine, CharTokenizer(), 10**9), variants, num_rounds)
     finally:
         asyncio.run(sandbox.close())
 
 
 def measure_real(config: Config, variants: Sequence[Variant], num_rounds: int) -> dict[str, list[float]]:
     """With the embedded model."""
-    with closing(open_team(config, num_envs=1)) as team:
+    with closing(open_team(config)) as team:
         limit = team.tokenizer.context_tokens - config.max_new_tokens
         play = player(config, team.sandbox, team.engine, team.tokenizer, limit)
         return compare(play, variants, num_rounds)

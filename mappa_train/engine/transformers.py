@@ -51,6 +51,9 @@ class TransformersEngine:
     def cancel(self) -> None:
         self._cancelled.set()
 
+    def close(self) -> None:
+        """Nothing of its own: the weights are the policies'."""
+
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """One generation for each request, in order."""
         found: dict[int, Generation] = {}

@@ -9,72 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from rollout_fakes import TASKS, TEAM, TwoEnv, make_plans, toy
 from torch import Tensor
 
 from mappa_envs.coach import Coach, CoachRequest
 from mappa_envs.errors import SandboxError
-from mappa_envs.pipeline import PipelineEnv
-from mappa_envs.sandbox.base import Workspace
 from mappa_envs.scoring import Scoring
 from mappa_envs.testing import FakeCoach, FakeSandbox
-from mappa_envs.types import (
-    Artifact,
-    CoachScore,
-    Episode,
-    Message,
-    Outcome,
-    Role,
-    StopReason,
-    Task,
-    ToolResult,
-)
-from mappa_envs.view import View
+from mappa_envs.types import CoachScore, StopReason, ToolResult
 from mappa_train.rollout import EpisodePlan, collect, plan_step
 from mappa_train.types import EpisodeRollout, Generation, GenerationRequest
-
-TEAM = ("writer_0", "checker_0")
-TASKS = tuple(f"task{k}" for k in range(5))
-
-
-def toy(name: str) -> Task:
-    return Task(task_id=name, task_type="toy", split="train", prompt=f"Do {name}.")
-
-
-class TwoEnv(PipelineEnv):
-    """A writer and a checker without required files; every call takes as long as `delays` says."""
-
-    env_id = "two-v0"
-
-    def __init__(self, delays: Sequence[float] = (0.0,), **options: Any) -> None:
-        roles = [Role(name=name, title=name, duty="Work.") for name in TEAM]
-        tasks = [toy(name) for name in TASKS]
-        self.delays, self.calls = delays, 0
-        super().__init__(roles, tasks, **options)
-
-    async def _wait(self) -> None:
-        self.calls += 1
-        await asyncio.sleep(self.delays[self.calls % len(self.delays)])
-
-    async def areset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
-        await self._wait()
-        await super().areset(seed, options)
-
-    async def astep(self, action: Any, *, wait_for_scores: bool = True) -> None:
-        await self._wait()
-        await super().astep(action, wait_for_scores=wait_for_scores)
-
-    def build_messages(self, view: View) -> Sequence[Message]:
-        said = " ".join(turn.action for turn in view.handovers)
-        return [Message(role="user", content=f"{view.task.prompt} {said}")]
-
-    async def inspect(self, workspace: Workspace, task: Task, paths: Sequence[str]) -> Mapping[str, Artifact]:
-        return {}
-
-    async def lay_start(self, workspace: Workspace, task: Task, upstream: Sequence[Role]) -> None:
-        pass
-
-    async def grade(self, workspace: Workspace, task: Task, episode: Episode) -> Outcome:
-        return Outcome(value=1.0, success=True, code="ok")
 
 
 class Letters:
@@ -115,9 +59,7 @@ class FakeEngine:
     def cancel(self) -> None:
         self.cancelled += 1
 
-
-def make_plans(starts: Sequence[str | None]) -> list[EpisodePlan]:
-    return [EpisodePlan(index=k, task_id=TASKS[k % 5], start_role=start) for k, start in enumerate(starts)]
+    def close(self) -> None: ...
 
 
 def run(
@@ -134,15 +76,14 @@ def run(
         "coach": coach or FakeCoach(lambda request: len(request.turn.action) % 11),
         "scoring": scoring,
     }
-    envs = [TwoEnv(delays[k % len(delays)], **settings) for k in range(len(plans))]
     rollouts, _ = collect(
         plans,
-        envs=envs,
+        env=TwoEnv(delays, **settings),
         engine=engine,
         tokenizer=Letters(),
         seed=7,
         step=3,
-        **{"max_prompt_tokens": 10**6, **options},  # type: ignore[arg-type]
+        **{"max_prompt_tokens": 10**6, "policy_version": 0, **options},  # type: ignore[arg-type]
     )
     return rollouts
 
