@@ -1,0 +1,1 @@
+"""How far one driver carries rollouts on many workers."""

@@ -1,0 +1,164 @@
+"""Weak scaling: each worker gets the same number of episodes, the driver gets more and more workers.
+
+    python -m benchmarks.scale --size quick --json scale.json
+
+README.md says what is simulated, what is real, and what the figures mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.scale.simulated import AGENTS, MODEL, Pacing, SimulatedCoach, SimulatedWorker
+from mappa_train.cluster.desk import CoachRelay
+from mappa_train.cluster.pool import WorkerPool
+from mappa_train.cluster.weights import Weights
+from mappa_train.rollout import EpisodePlan
+
+PACING = Path(__file__).with_name("pacing.json")
+SAMPLES_PER_TASK = 8
+CHUNKS_AT_ONCE = 2
+"""Of a worker; two task groups are 16 episodes at once."""
+MOST_PROCESSES = 8
+"""Workers beyond share processes: 64 of them would measure this machine's memory."""
+STORE_BYTES = 200 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    workers: tuple[int, ...]
+    steps: int
+    episodes_per_worker: int
+    speed: float
+
+
+SIZES = {
+    "smoke": Size(workers=(1, 2), steps=2, episodes_per_worker=8, speed=20.0),
+    "quick": Size(workers=(1, 8, 64), steps=2, episodes_per_worker=32, speed=1.0),
+    "full": Size(workers=(1, 2, 4, 8, 16, 32, 64), steps=4, episodes_per_worker=40, speed=1.0),
+}
+
+
+def measure(num_workers: int, size: Size, pacing: Pacing) -> dict[str, float]:
+    """Play `size.steps` steps on that many workers; rates, and the driver's CPU and memory per episode."""
+    import ray
+
+    coach = SimulatedCoach(pacing, concurrency=10_000, rpm=0)
+    relay = CoachRelay(coach)
+    actor: Any = ray.remote(SimulatedWorker).options(num_cpus=0, max_concurrency=10_000)
+    actors = [actor.remote(pacing, relay.worker_coach) for _ in range(min(num_workers, MOST_PROCESSES))]
+    pool = WorkerPool(
+        lambda number: actors[number % len(actors)],
+        num_workers,
+        model_sha256=MODEL,
+        timeout_s=600.0,
+        in_flight=CHUNKS_AT_ONCE,
+    )
+    try:
+        pool.start()
+        return _play_steps(pool, num_workers, size)
+    finally:
+        pool.close()
+        relay.close()
+
+
+def _play_steps(pool: WorkerPool, num_workers: int, size: Size) -> dict[str, float]:
+    per_step = size.episodes_per_worker * num_workers
+    cpu_s, resident = _cpu_s(), []
+    start = time.perf_counter()
+    for step in range(size.steps):
+        plans = [
+            EpisodePlan(index=step * per_step + k, task_id=f"task{k // SAMPLES_PER_TASK}", start_role=None)
+            for k in range(per_step)
+        ]
+        pool.sync(Weights(version=step, parts={}, digests={}))
+        rollouts, _ = pool.collect(plans, step)
+        if [item.index for item in rollouts] != [plan.index for plan in plans]:
+            raise RuntimeError(f"step {step}: episodes were lost or doubled")
+        del rollouts
+        gc.collect()
+        resident.append(_resident_mb())
+    seconds, count = time.perf_counter() - start, per_step * size.steps
+    later = per_step * (size.steps - 1)
+    return {
+        "workers": num_workers,
+        "episodes": count,
+        "episodes_per_s": count / seconds,
+        "driver_ms_per_episode": 1000 * (_cpu_s() - cpu_s) / count,
+        "driver_mb_per_1000_episodes": 1000 * (resident[-1] - resident[0]) / later,
+    }
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def flatten(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """The agreed figures, those of the most workers, and all rows."""
+    one, most = rows[0], rows[-1]
+    rate = one["episodes_per_s"] / one["workers"]
+    efficiency = most["episodes_per_s"] / (most["workers"] * rate)
+    return {
+        "efficiency_64": efficiency if most["workers"] == 64 else None,
+        "driver_mb_per_1000_episodes": most["driver_mb_per_1000_episodes"],
+        "rows": [dict(row, efficiency=row["episodes_per_s"] / (row["workers"] * rate)) for row in rows],
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("--size", choices=SIZES, default="quick")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    size = SIZES[options.size]
+    pacing = Pacing.read(PACING, size.speed)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=2,
+        object_store_memory=STORE_BYTES,
+        log_to_driver=False,
+        include_dashboard=False,
+    )
+    try:
+        rows = [measure(num_workers, size, pacing) for num_workers in size.workers]
+    finally:
+        ray.shutdown()
+    figures = flatten(rows)
+    table = Table("workers", "episodes", "episodes/s", "efficiency", "driver ms/episode", "MB/1000 episodes")
+    for row in figures["rows"]:
+        table.add_row(
+            f"{row['workers']:g}",
+            f"{row['episodes']:g}",
+            f"{row['episodes_per_s']:.2f}",
+            f"{row['efficiency']:.3f}",
+            f"{row['driver_ms_per_episode']:.2f}",
+            f"{row['driver_mb_per_1000_episodes']:.2f}",
+        )
+    Console().print(table, f"coach requests: {len(AGENTS)} an episode")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

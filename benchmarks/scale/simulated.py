@@ -1,0 +1,154 @@
+"""Workers that wait instead of sampling, and a coach that waits instead of thinking.
+
+Everything between them is real: Ray, the queue of `WorkerPool`, the desk, the limits of an LLM coach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mappa_envs.coach import CoachRequest
+from mappa_envs.coach.llm.limits import Pace
+from mappa_envs.types import CoachScore, Episode, Message, Role, StopReason, Task, Turn
+from mappa_train.cluster.weights import Weights
+from mappa_train.cluster.worker import Joined
+from mappa_train.rollout import EpisodePlan
+from mappa_train.types import Action, EpisodeRollout, Generation
+
+AGENTS = ("data_engineer_0", "modeler_0", "analyst_0")
+MODEL = "simulated"
+MESSAGE_CHARS = 1500
+"""Of a prompt, as the starter prompts have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pacing:
+    """Quantiles (0 to 1, evenly spaced) of what an action of a real run took, and the rate of sampling.
+
+    `speed` divides all times: more than 1 asks more of the driver than a real run would.
+    """
+
+    tokens: Sequence[float]
+    sandbox_s: Sequence[float]
+    coach_s: Sequence[float]
+    tokens_per_s: float
+    speed: float
+
+    @classmethod
+    def read(cls, path: Path, speed: float) -> Pacing:
+        """From a file with the fields above, but for `speed`."""
+        known = json.loads(path.read_text("utf-8"))
+        names = ("tokens", "sandbox_s", "coach_s", "tokens_per_s")
+        return cls(speed=speed, **{name: known[name] for name in names})
+
+    def draw(self, quantiles: Sequence[float], rng: np.random.Generator) -> float:
+        """A number of that distribution."""
+        places = np.linspace(0, 1, len(quantiles))
+        return float(np.interp(rng.random(), places, quantiles))
+
+
+class SimulatedWorker:
+    """An async actor with the methods of `RolloutWorker`; one can stand for several."""
+
+    def __init__(self, pacing: Pacing, coach: Any) -> None:
+        self._pacing, self._coach, self._version = pacing, coach, -1
+        torch.set_num_threads(1)
+
+    async def join(self, weights: Weights | None) -> Joined:
+        """Take over the version; there are no weights."""
+        version = None if weights is None else weights.version
+        self._version = -1 if version is None else version
+        return Joined(node="simulated", pid=os.getpid(), model_sha256=MODEL, version=version)
+
+    async def play(self, plans: Sequence[EpisodePlan], step: int) -> list[EpisodeRollout]:
+        """All episodes of a chunk at once."""
+        return list(await asyncio.gather(*(self._episode(plan) for plan in plans)))
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+    async def _episode(self, plan: EpisodePlan) -> EpisodeRollout:
+        rng, pacing = np.random.default_rng([7, plan.index]), self._pacing
+        actions, asking = [], []
+        for k, agent in enumerate(AGENTS):
+            count = max(1, round(pacing.draw(pacing.tokens, rng)))
+            sandbox_s = pacing.draw(pacing.sandbox_s, rng)
+            await asyncio.sleep((count / pacing.tokens_per_s + sandbox_s) / pacing.speed)
+            actions.append(self._action(agent, k, count))
+            turn = _turn(agent, k, count, sandbox_s)
+            asking.append(asyncio.ensure_future(self._coach.score(_request(plan, agent, turn))))
+        scores = await asyncio.gather(*asking)
+        turns = tuple(
+            _turn(agent, k, len(actions[k].generation.token_ids), 0.0, score)
+            for k, (agent, score) in enumerate(zip(AGENTS, scores, strict=True))
+        )
+        return EpisodeRollout(index=plan.index, episode=_episode(plan, turns), actions=tuple(actions))
+
+    def _action(self, agent: str, turn: int, count: int) -> Action:
+        answer = Generation(
+            token_ids=torch.zeros(count, dtype=torch.int64),
+            logprobs=torch.zeros(count),
+            truncated=False,
+            policy_version=self._version,
+        )
+        prompt = torch.zeros(MESSAGE_CHARS // 4, dtype=torch.int64)
+        return Action(agent=agent, turn=turn, prompt_ids=prompt, generation=answer)
+
+
+class SimulatedCoach:
+    """Answers after a drawn time, within the limits of a real LLM coach. Lives in the driver."""
+
+    reads_scores = False
+
+    def __init__(self, pacing: Pacing, *, concurrency: int, rpm: int) -> None:
+        self._pacing, self._rng = pacing, np.random.default_rng(3)
+        self._pace = Pace(concurrency=concurrency, rpm=rpm, tpm=0)
+        self.num_asked = 0
+
+    async def score(self, request: CoachRequest) -> CoachScore:
+        """Always the same score."""
+        self.num_asked += 1
+        async with self._pace.slot():
+            await self._pace.wait(MESSAGE_CHARS)
+            await asyncio.sleep(self._pacing.draw(self._pacing.coach_s, self._rng) / self._pacing.speed)
+        return CoachScore(score=5.0, reason="It does what the role has to do, no more.", model=MODEL)
+
+
+def _turn(agent: str, index: int, count: int, sandbox_s: float, score: CoachScore | None = None) -> Turn:
+    return Turn(
+        index=index,
+        agent=agent,
+        messages=(Message(role="user", content="x" * MESSAGE_CHARS),),
+        action="y" * (4 * count),
+        sandbox_s=sandbox_s,
+        score=score,
+        final_score=None if score is None else score.score,
+    )
+
+
+def _request(plan: EpisodePlan, agent: str, turn: Turn) -> CoachRequest:
+    task = Task(task_id=plan.task_id, task_type="simulated", split="train", prompt="Do it.")
+    team = tuple(Role(name=name, title=name, duty="Work.") for name in AGENTS)
+    role = next(role for role in team if role.name == agent)
+    return CoachRequest(task=task, team=team, role=role, episode=_episode(plan, ()), turn=turn)
+
+
+def _episode(plan: EpisodePlan, turns: tuple[Turn, ...]) -> Episode:
+    return Episode(
+        env_id="simulated-v0",
+        task_id=plan.task_id,
+        task_type="simulated",
+        split="train",
+        seed=plan.index,
+        turns=turns,
+        stop_reason=StopReason.DONE if turns else None,
+    )

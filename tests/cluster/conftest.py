@@ -1,0 +1,42 @@
+"""One cluster of two simulated nodes for all tests here, and what they train."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The tiny model that the tests of the trainer have.
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+
+MARK = "MAPPA_TEST_CLUSTER"
+STORE_BYTES = 100 << 20
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed")
+    import ray
+
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112  (other jobs fill this machine)
+    os.environ[MARK] = "session"  # inherited by every process of the cluster
+    made = utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": STORE_BYTES}
+    )
+    made.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+    del os.environ[MARK]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny import make_model
+
+    return make_model(tmp_path_factory.mktemp("model"))

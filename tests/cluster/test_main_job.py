@@ -1,0 +1,173 @@
+"""The main job with rollout workers: same episodes and weights as one process, whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import processes
+import pytest
+import torch
+from conftest import MARK, STORE_BYTES
+from safetensors.torch import load_file
+
+from mappa_envs.coach import CoachRequest, register_coach
+from mappa_envs.types import CoachScore
+from mappa_train.checkpoint import RunFolder
+from mappa_train.config import Config
+from mappa_train.progress import SilentProgress
+from mappa_train.settings import resolve
+from mappa_train.team import WEIGHTS
+from mappa_train.trainer import train
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+AGENTS = ("data_engineer_0", "modeler_0", "analyst_0")
+STEPS = 3
+
+
+class Taste:
+    """A coach of the driver: a score that depends on the words alone.
+
+    When it is asked for the n-th time, it does `deeds[n]` before it answers: in the middle of an episode.
+    """
+
+    reads_scores = False
+    num_asked = 0
+    deeds: ClassVar[dict[int, Callable[[], None]]] = {}
+
+    async def score(self, request: CoachRequest) -> CoachScore:
+        Taste.num_asked += 1
+        deed = Taste.deeds.pop(Taste.num_asked, None)
+        if deed is not None:
+            await asyncio.to_thread(deed)
+        score = hashlib.sha256(request.turn.action.encode()).digest()[0] / 25.5
+        return CoachScore(score=score, reason="to my taste", model="taste")
+
+
+register_coach("taste", Taste)
+
+
+def settings(model: Path, out: Path, **changes: Any) -> Config:
+    known: dict[str, Any] = {
+        "model": str(model),
+        "coach": "taste",
+        "out": str(out),
+        "steps": STEPS,
+        "episodes_per_step": 6,
+        "samples_per_task": 3,
+        "max_tasks": 2,
+        "max_new_tokens": 16,
+        "lr": 1e-2,
+        "lora_rank": 4,
+        "token_budget": 256,
+    }
+    return resolve(known | changes)
+
+
+def run_it(config: Config) -> RunFolder:
+    run = RunFolder.create(config)
+    train(config, run, SilentProgress())
+    return run
+
+
+def played(run: RunFolder) -> list[Any]:
+    """What was said and scored, episode by episode; not how long it took."""
+    lines = [json.loads(line) for line in run.episodes_path.read_text().splitlines()]
+    return [
+        (
+            line["step"],
+            line["index"],
+            line["episode"]["task_id"],
+            [(turn["agent"], turn["action"], turn["final_score"]) for turn in line["episode"]["turns"]],
+        )
+        for line in lines
+    ]
+
+
+def final_weights(run: RunFolder, step: int = STEPS) -> dict[str, torch.Tensor]:
+    return {
+        f"{agent}/{name}": value
+        for agent in AGENTS
+        for name, value in load_file(run.checkpoint_path(step) / agent / WEIGHTS).items()
+    }
+
+
+def largest_difference(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run of one process that all others must equal."""
+    return run_it(settings(model, tmp_path_factory.mktemp("alone") / "run"))
+
+
+def test_two_workers_play_what_one_process_plays_and_learn_the_same(
+    cluster: Any, model: Path, alone: RunFolder, tmp_path: Path
+) -> None:
+    asked = Taste.num_asked
+    run = run_it(settings(model, tmp_path / "run", num_rollout_workers=2, placement="spread"))
+    assert played(run) == played(alone)
+    assert Taste.num_asked - asked == sum(len(episode[-1]) for episode in played(run))
+    start = final_weights(alone, 1)
+    assert largest_difference(start, final_weights(alone)) > 1e-3
+    assert largest_difference(final_weights(run), final_weights(alone)) < 1e-5
+
+
+def test_killed_workers_and_a_lost_node_lose_nothing_and_count_nothing_twice(
+    cluster: Any, model: Path, alone: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+    cluster.wait_for_nodes()
+    mark = f"{MARK}=session".encode()
+
+    def kill_workers() -> None:
+        found = processes.find(lambda title, env: title.startswith("ray::RolloutWorker") and mark in env)
+        assert len(found) == 3
+        processes.kill(found)
+
+    Taste.deeds = {
+        Taste.num_asked + 4: kill_workers,
+        Taste.num_asked + 40: lambda: cluster.remove_node(node, allow_graceful=False),
+    }
+    run = run_it(settings(model, tmp_path / "run", num_rollout_workers=3, placement="spread"))
+    assert Taste.deeds == {}
+    assert caplog.text.count("is lost") >= 4
+    assert played(run) == played(alone)
+    # Other batches move logits in their last digits, which Adam magnifies at this learning rate (1e-4 seen);
+    # an episode more or less would move weights as much as a step does.
+    assert largest_difference(final_weights(run), final_weights(alone)) < 1e-3
+
+
+def test_ctrl_c_ends_a_run_on_a_ray_of_its_own_with_a_checkpoint_and_nothing_left_behind(
+    model: Path, tmp_path: Path
+) -> None:
+    out, mark = tmp_path / "run", f"{MARK}=own".encode()
+    flags = ["--steps", "50", "--episodes-per-step", "2", "--max-new-tokens", "16", "--out", str(out)]
+    command = [sys.executable, "-m", "mappa_train", "--model", str(model), *flags]
+    env = os.environ | {MARK: "own"}
+    with subprocess.Popen(
+        [*command, "--num-rollout-workers", "1"],
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as job:
+        run = RunFolder(out)
+        assert processes.wait_until(lambda: bool(run.steps()) or job.poll() is not None, 240)
+        job.send_signal(signal.SIGINT)
+        told, complaints = job.communicate(timeout=60)
+    assert job.returncode == 130, complaints
+    assert "rollout worker 0 on" in told
+    assert "1 x (1 CPUs," in told
+    assert "Continue with: python -m mappa_train resume" in complaints
+    assert processes.wait_until(lambda: not processes.find(lambda title, env: mark in env))

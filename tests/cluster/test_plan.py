@@ -1,0 +1,86 @@
+"""What a run on workers says before it starts: no Ray here."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from mappa_envs.coach import FakeCoach, RubricCoach
+from mappa_envs.errors import CoachError, ConfigError, UnavailableError
+from mappa_train.cluster.desk import _portable, coach_for_workers
+from mappa_train.cluster.session import Node, ResourcePlan, make_plan
+from mappa_train.settings import resolve
+
+GB = 1e9
+
+
+def plan_of(*nodes: tuple[float, float, float], num_workers: int, gpus: float = 0.0) -> ResourcePlan:
+    return ResourcePlan(
+        where="Ray",
+        nodes=tuple(
+            Node(name=f"n{k}", resources={"CPU": cpu, "GPU": gpu, "memory": memory})
+            for k, (cpu, gpu, memory) in enumerate(nodes)
+        ),
+        num_workers=num_workers,
+        each={"CPU": 1.0, "GPU": gpus, "memory": 2 * GB},
+    )
+
+
+def test_a_plan_that_fits_is_told_in_two_lines() -> None:
+    plan = plan_of((4, 1, 8 * GB), (4, 1, 8 * GB), num_workers=2, gpus=1.0)
+    plan.check()
+    assert plan.lines() == [
+        "Ray: n0: 4 CPUs, 1 GPUs, 8.0 GB memory; n1: 4 CPUs, 1 GPUs, 8.0 GB memory",
+        "2 x (1 CPUs, 1 GPUs, 2.0 GB memory)",
+    ]
+
+
+def test_what_is_short_is_named_with_exit_code_3() -> None:
+    with pytest.raises(UnavailableError, match=r"has room for 2 \(3 GPUs wanted, 2 GPUs there\)") as caught:
+        plan_of((4, 2, 64 * GB), num_workers=3, gpus=1.0).check()
+    assert caught.value.exit_code == 3
+    with pytest.raises(UnavailableError, match=r"6\.0 GB memory wanted, 4\.0 GB memory there"):
+        plan_of((8, 0, 4 * GB), num_workers=3).check()
+    # Enough in total, but nowhere enough in one place.
+    with pytest.raises(UnavailableError, match=r"each needs 1 CPUs, 2\.0 GB memory on one node"):
+        plan_of((2, 0, 1 * GB), (2, 0, 1 * GB), num_workers=1).check()
+
+
+def test_a_worker_wants_a_gpu_where_there_are_any_and_memory_for_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
+    (tmp_path / "config.json").write_text("{}")
+    nodes = (Node(name="n", resources={"CPU": 8.0, "GPU": 2.0, "memory": GB}),)
+    lora = make_plan(resolve({"model": str(tmp_path), "num_rollout_workers": 2}), "Ray", nodes)
+    full = make_plan(
+        resolve({"model": str(tmp_path), "num_rollout_workers": 2, "policy": "full", "lr": 1e-6}),
+        "Ray",
+        nodes,
+    )
+    assert lora.each["GPU"] == 1
+    assert full.each["memory"] > lora.each["memory"] > 2**30
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("ray_address", "auto"), ("placement", "spread"), ("worker_timeout_s", 60)]
+)
+def test_settings_of_workers_without_any_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match="needs --num-rollout-workers"):
+        resolve({name: value})
+    assert getattr(resolve({name: value, "num_rollout_workers": 1}), name) == value
+
+
+def test_a_coach_that_only_computes_goes_to_the_workers_itself() -> None:
+    for coach in (RubricCoach(), FakeCoach(), None):
+        assert coach_for_workers(coach) == (coach, None)
+
+
+def test_an_error_that_cannot_travel_keeps_its_words() -> None:
+    class Local(Exception):
+        pass
+
+    known = CoachError("busy")
+    assert _portable(known) is known
+    found = _portable(Local("odd"))
+    assert str(pickle.loads(pickle.dumps(found))) == "Local: odd"

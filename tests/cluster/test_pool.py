@@ -1,0 +1,214 @@
+"""The pool of workers on real Ray, with workers that do nothing but what a test tells them to."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mappa_envs.errors import SandboxError, UnavailableError
+from mappa_envs.types import Episode, StopReason
+from mappa_train.cluster import pool as pool_module
+from mappa_train.cluster.pool import WorkerPool, chunks
+from mappa_train.cluster.weights import Weights, digest, pack, publish, take_over
+from mappa_train.cluster.worker import Joined
+from mappa_train.rollout import EpisodePlan
+from mappa_train.types import Action, EpisodeRollout, Generation
+
+Deed = Callable[[int], None]
+
+
+def plans_of(*tasks: str) -> list[EpisodePlan]:
+    return [EpisodePlan(index=k, task_id=task, start_role=None) for k, task in enumerate(tasks)]
+
+
+def rollout_of(plan: EpisodePlan, version: int) -> EpisodeRollout:
+    answer = Generation(
+        token_ids=torch.tensor([plan.index]),
+        logprobs=torch.zeros(1),
+        truncated=False,
+        policy_version=version,
+    )
+    action = Action(agent="a_0", turn=0, prompt_ids=torch.tensor([1]), generation=answer)
+    episode = Episode(
+        env_id="e", task_id=plan.task_id, task_type="t", split="train", seed=0, stop_reason=StopReason.DONE
+    )
+    return EpisodeRollout(index=plan.index, episode=episode, actions=(action,))
+
+
+def test_chunks_keep_tasks_apart_and_give_every_player_at_least_two() -> None:
+    plans = plans_of(*"aaaaaabbbbbb")
+    made = list(chunks(plans, num_players=2))
+    assert [len(chunk) for chunk in made] == [3, 3, 3, 3]
+    assert all(len({plan.task_id for plan in chunk}) == 1 for chunk in made)
+    assert [plan for chunk in made for plan in chunk] == plans
+    assert [len(chunk) for chunk in chunks(plans_of(*"abcde"), num_players=1)] == [1] * 5
+    assert [len(chunk) for chunk in chunks(plans_of(*"aaaa"), num_players=64)] == [1] * 4
+
+
+def test_packed_weights_have_the_digest_of_their_numbers() -> None:
+    state = {"b": torch.arange(4.0), "a": torch.ones(2, dtype=torch.bfloat16)}
+    assert digest(pack(state)) == digest(pack(dict(reversed(state.items()))))
+    assert digest(pack(state)) != digest(pack(state | {"b": torch.arange(4.0) + 1e-6}))
+
+
+class Scripted:
+    """A worker whose `deed` may do anything before it plays a chunk; told the first episode's number."""
+
+    def __init__(self, deed: Deed) -> None:
+        self.deed, self.version = deed, -1
+
+    def join(self, weights: Weights | None) -> Joined:
+        version = None if weights is None else weights.version
+        self.version = -1 if version is None else version
+        return Joined(node="here", pid=os.getpid(), model_sha256="same", version=version)
+
+    def play(self, plans: tuple[EpisodePlan, ...], step: int) -> list[EpisodeRollout]:
+        self.deed(plans[0].index)
+        return [rollout_of(plan, self.version) for plan in plans]
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def pool_of(num_workers: int, deed: Deed, timeout_s: float = 60.0, **options: Any) -> Iterator[WorkerPool]:
+    import ray
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+    actor: Any = ray.remote(Scripted).options(num_cpus=0, **options)
+    pool = WorkerPool(
+        lambda number: actor.remote(deed), num_workers, model_sha256="same", timeout_s=timeout_s
+    )
+    try:
+        pool.start()
+        pool.sync(Weights(version=3, parts={}, digests={}))
+        yield pool
+    finally:
+        pool.close()
+
+
+def once(mark: Path) -> bool:
+    """Whether this is the first call with this mark, over all processes."""
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+PLANS = plans_of(*"aaaabbbbcccc")
+
+
+def numbers(pool: WorkerPool) -> list[int]:
+    """The episodes of a step as they came back."""
+    told: list[int] = []
+    rollouts, times = pool.collect(PLANS, 1, lambda done, total: told.append(done))
+    assert told == sorted(set(told))
+    assert told[-1] == len(PLANS)
+    assert times.rollout > 0
+    return [rollout.index for rollout in rollouts]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_worker_that_dies_is_replaced_and_its_episodes_are_run_again(
+    cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def die_once(index: int) -> None:
+        if index == 4 and once(tmp_path / "died"):
+            os._exit(1)
+
+    with pool_of(2, die_once) as pool:
+        assert numbers(pool) == list(range(12))
+        assert numbers(pool) == list(range(12))
+    lost = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
+    assert len(lost) == 1
+    assert "on here (process" in lost[0]
+    assert "are run again" in lost[0]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_worker_that_gives_no_answer_is_replaced_and_stragglers_are_named(
+    cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "STRAGGLES_AFTER_S", 0.5)
+    monkeypatch.setattr(pool_module, "POLL_S", 0.2)
+
+    def hang_once(index: int) -> None:
+        if index == 8 and once(tmp_path / "hung"):
+            time.sleep(1000)
+
+    with pool_of(2, hang_once) as pool:
+        pool._timeout_s = 6.0
+        assert numbers(pool) == list(range(12))
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert "straggles: it plays episode(s) 8, 9, 10 for" in said
+    assert "--worker-timeout-s" in said
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_too_many_losses_end_the_run_with_node_and_reason(cluster: Any) -> None:
+    def die(index: int) -> None:
+        os._exit(1)
+
+    with (
+        pool_of(1, die) as pool,
+        pytest.raises(
+            UnavailableError, match=r"4 rollout workers were lost .* worker 0 on here .*: .*resume"
+        ),
+    ):
+        pool.collect(PLANS, 1)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_what_a_worker_raises_arrives_as_itself_and_a_stale_sample_is_an_error(cluster: Any) -> None:
+    def fail(index: int) -> None:
+        raise SandboxError("no room")
+
+    with pool_of(2, fail) as pool, pytest.raises(SandboxError, match="no room") as caught:
+        pool.collect(PLANS, 1)
+    assert "raised by rollout worker" in "".join(caught.value.__notes__)
+
+    with pool_of(1, lambda index: None) as pool:
+        pool.collect(PLANS, 1)
+        pool._weights = Weights(version=4, parts={}, digests={})
+        with pytest.raises(RuntimeError, match=r"policy versions \[3\] for episode 0 of version 4"):
+            pool.collect(PLANS, 1)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_whoever_does_not_join_is_named(cluster: Any) -> None:
+    with (
+        pytest.raises(UnavailableError, match=r"not ready after 2 s .*: rollout worker 0 on a node that"),
+        pool_of(1, lambda index: None, timeout_s=2.0, resources={"not-there": 1}),
+    ):
+        pass
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_weights_that_arrive_as_others_are_refused(cluster: Any, model: Path) -> None:
+    from tiny import make_policies
+
+    sender, receiver = make_policies(model), make_policies(model)
+    with torch.no_grad():
+        for parameter in sender.parameters("checker_0"):
+            parameter.add_(1.0)
+    weights = publish(sender, 7)
+    take_over(weights, receiver)
+    assert torch.equal(receiver.parameters("checker_0")[0], sender.parameters("checker_0")[0])
+    wrong = weights.digests | {"checker_0": "0" * 64}
+    with pytest.raises(UnavailableError, match=r"checker_0: .* instead of 0000.*version 7"):
+        take_over(Weights(version=7, parts=weights.parts, digests=wrong), receiver)
