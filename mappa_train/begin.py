@@ -1,0 +1,46 @@
+"""The start of a run, or its resumption, up to the moment when training begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mappa_train import model
+from mappa_train.checkpoint import RunFolder
+from mappa_train.coaching import open_coach, try_out
+from mappa_train.config import Config
+from mappa_train.engine.choice import check_engine
+from mappa_train.plan import make_env
+from mappa_train.start import copy_start, find_start
+from mappa_train.wandb_writer import check_wandb
+
+Say = Callable[[str], None]
+"""Tells the user of something that takes long, such as a download."""
+
+
+def begin_run(config: Config, say: Say) -> RunFolder:
+    """A new run folder, after all that can be checked before.
+
+    Tasks that cannot be used and a coach that does not answer are found before anything is fetched.
+    """
+    check_wandb(config)
+    env = make_env(config)
+    if config.eval_every:
+        make_env(config, "val", coach=None)
+    try_out(env.coach)
+    check_engine(config)
+    start = find_start(config, env.possible_agents)
+    run = RunFolder.create(config, model.load_pretrained(config.model, say=say))
+    if start is not None:
+        copy_start(start, env.possible_agents, run)
+    return run
+
+
+def go_on(config: Config, run: RunFolder, steps: int | None, say: Say) -> None:
+    """Take hold of a run folder, after all that can be checked before; `steps` is its new length, if any."""
+    run.lock()
+    check_wandb(config)
+    check_engine(config)
+    try_out(open_coach(config))
+    run.check_model(model.load_pretrained(config.model, say=say))
+    if steps is not None:
+        run.set_steps(steps)

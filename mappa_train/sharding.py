@@ -1,0 +1,61 @@
+"""Weights and optimizers of which each rank has a part (`DTensor`), whole and in parts again.
+
+So a checkpoint looks the same whatever number of ranks wrote it, and any number can read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
+
+
+def is_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Whether each rank has only a part of some of them."""
+    return any(isinstance(tensor, DTensor) for tensor in tensors)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor with the parts of all ranks, who must all ask; detached. One that is not sharded as it is."""
+    detached = tensor.detach()
+    return detached.full_tensor() if isinstance(detached, DTensor) else detached
+
+
+def to_save(tensor: Tensor) -> Tensor:
+    """A tensor on the CPU. One that is sharded must be asked for by all ranks, and the first alone gets it.
+
+    The others get an empty tensor, since together they would need the memory of all.
+    """
+    gathered = whole(tensor)
+    if isinstance(tensor, DTensor) and torch.distributed.get_rank() > 0:
+        return gathered.new_empty(0, device="cpu")
+    return gathered.cpu().contiguous()
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """`state_dict`, the same for any number of ranks; what a rank other than the first gets is incomplete."""
+    state: dict[str, Any] = tree_map(
+        lambda value: to_save(value) if isinstance(value, DTensor) else value, optimizer.state_dict()
+    )
+    return state
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """The inverse, with any number of ranks: each has the whole state and takes its part."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def part(value: Any, parameter: Tensor) -> Any:
+        if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+            return value
+        placed = value.to(parameter.device)
+        return distribute_tensor(placed, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+    parts = {
+        k: {name: part(value, parameters[k]) for name, value in entry.items()}
+        for k, entry in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": parts})
