@@ -5,9 +5,9 @@ What TorchRL does here: each agent's minibatches of packs are records (`TensorDi
 minibatches of an epoch; the loss is a `LossModule`. What it does not: logprobs, the KL penalty, returns
 and whitening, where its classes pad, misalign, or know no REINFORCE++ (see `loss.py`).
 
-Several data-parallel ranks, each with a copy of the policies and episodes of its own, give the same update as
-one that has them all, if every rank's `Learner` gets a `gather`. The episodes of one task must be on one rank
-then, since groups are not gathered.
+Several ranks with episodes of their own give the same update as one that has them all. For an algorithm that
+compares, the episodes of one task must be on one rank, since groups are not gathered. All ranks make the same
+passes: one that has fewer packs makes idle ones.
 """
 
 from __future__ import annotations
@@ -23,15 +23,20 @@ from tensordict import TensorDict, lazy_stack
 from torch import Tensor
 from torchrl.data import LazyStackStorage, ReplayBuffer, SamplerWithoutReplacement
 
-from mappa_envs.errors import ConfigError, MappaError
+from mappa_envs.errors import MappaError
 from mappa_train.algorithms import ActionReturns, find_algorithm
 from mappa_train.config import Config
-from mappa_train.credit import Gather, group_numbers, moments, normalize, token_returns
+from mappa_train.credit import group_numbers, moments, normalize, token_returns
+from mappa_train.credit_log import ActionCredit, action_credits
+from mappa_train.distributed import ALONE, Ranks
 from mappa_train.loss import PolicyLoss, token_logprobs
 from mappa_train.packing import Pack, Sample, make_packs
+from mappa_train.parallel import Distributor, exchange, idle_pack
 from mappa_train.policies import Policies
 from mappa_train.schedule import learning_rate
-from mappa_train.types import SampleCredit, UpdateStats
+from mappa_train.sharding import load_optimizer_state, optimizer_state, whole
+from mappa_train.types import Action, SampleCredit, UpdateStats
+from mappa_train.update_stats import pooled_stats
 
 log = logging.getLogger(__name__)
 
@@ -48,21 +53,25 @@ class NumericsError(MappaError):
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageStats:
-    """Token returns before normalization, over all agents and ranks."""
+    """Token returns before normalization, and what became of each action, over all agents and ranks."""
 
     mean: float | None
     std: float | None
+    actions: tuple[ActionCredit, ...]
 
 
 class Learner:
-    """Owns the optimizers. `update` trains on exactly the ids that were sampled."""
+    """Owns the optimizers. `update` trains on exactly the ids that were sampled.
 
-    def __init__(self, policies: Policies, config: Config, gather: Gather | None = None) -> None:
-        if gather is not None and config.norm == "task_type":
-            raise ConfigError("--norm task_type: with several ranks, choose global, agent or none")
+    With several ranks it distributes the policies, which must be the same on all of them.
+    """
+
+    def __init__(self, policies: Policies, config: Config, ranks: Ranks = ALONE) -> None:
+        if ranks.size > 1:
+            policies.distribute(Distributor(config.shard))
         self._policies = policies
         self._config = config
-        self._gather = gather
+        self._ranks = ranks
         self._algorithm = find_algorithm(config.algorithm)()
         self._on_pack: Callable[[], None] = lambda: None
         self.version = 0
@@ -93,6 +102,7 @@ class Learner:
             raise NumericsError(f"an action of policy version {found} reached the update of {self.version}")
         agents = self._policies.agents
         self._on_pack = partial(on_pack, 0, len(agents))
+        self._policies.release_sampler()
         minibatches = {agent: self._score(agent, samples) for agent in agents}
         stats = self._add_advantages(minibatches, samples)
         self.intact = False
@@ -100,13 +110,14 @@ class Learner:
         for done, agent in enumerate(agents):
             self._on_pack = partial(on_pack, done, len(agents))
             updates[agent] = self._train(agent, minibatches[agent])
+        self._policies.refresh_sampler()
         self.version += 1
         self.intact = True
         return updates, stats
 
     def state(self) -> dict[str, object]:
-        """Optimizers and version, for a checkpoint."""
-        optimizers = {agent: optimizer.state_dict() for agent, optimizer in self._optimizers.items()}
+        """Optimizers and version, for a checkpoint: asked for by all ranks, whole on the first."""
+        optimizers = {agent: optimizer_state(optimizer) for agent, optimizer in self._optimizers.items()}
         return {"optimizers": optimizers, "version": self.version}
 
     def load_state(self, state: Mapping[str, object]) -> None:
@@ -114,14 +125,14 @@ class Learner:
         optimizers = state["optimizers"]
         assert isinstance(optimizers, Mapping)
         for agent, optimizer in self._optimizers.items():
-            optimizer.load_state_dict(optimizers[agent])
+            load_optimizer_state(optimizer, optimizers[agent])
         self.version = int(str(state["version"]))
 
     def _split(self, members: list[int]) -> list[list[int]]:
         """Which actions each optimizer step of an epoch takes: drawn at random, none left out."""
         size = math.ceil(len(members) / self._config.minibatches)
         if self._config.actions_per_update:
-            size = math.ceil(self._config.actions_per_update / len(self._gathered(0)))
+            size = math.ceil(self._config.actions_per_update / self._ranks.size)
         if size < len(members):
             members = [members[k] for k in torch.randperm(len(members)).tolist()]
         return [members[k : k + size] for k in range(0, len(members), size or 1)]
@@ -130,12 +141,17 @@ class Learner:
     def _score(self, agent: str, samples: Sequence[SampleCredit]) -> list[Minibatch]:
         """Old and reference logprobs, by the learner itself in the micro-batches it will train on."""
         mine = [k for k, s in enumerate(samples) if s.ret is not None and s.action.agent == agent]
-        minibatches = []
-        for part in self._split(mine):
-            actions = [samples[k].action for k in part]
-            ids = [Sample(prompt=a.prompt_ids, response=a.generation.token_ids) for a in actions]
-            packs = make_packs(ids, self._config.token_budget)
-            minibatches.append([self._record(agent, pack, samples, part) for pack in packs])
+        parts = self._split(mine)
+        packed = [
+            make_packs([_ids(samples[k].action) for k in part], self._config.token_budget) for part in parts
+        ]
+        num_packs = sum(map(len, packed))
+        num_idle = int(max(self._gathered(num_packs))) - num_packs
+        minibatches = [
+            [self._record(agent, pack, samples, part) for pack in packs]
+            for part, packs in zip(parts, packed, strict=True)
+        ]
+        self._score_idly(agent, num_idle)
         drifts = [
             float((pack["old_logprobs"] - pack["ref_logprobs"]).abs().max())
             for minibatch in minibatches
@@ -149,6 +165,13 @@ class Learner:
         if self.version == 0 and not kl <= MAX_DRIFT:
             raise NumericsError(f"{agent}: KL to the reference is {kl:.2g} before the first update, not 0")
         return minibatches
+
+    def _score_idly(self, agent: str, count: int) -> None:
+        """The passes that other ranks make and this one has no packs for."""
+        for _ in range(count):
+            token_logprobs(self._policies.activate(agent), idle_pack(), 1.0)
+            with self._policies.reference(agent) as reference:
+                token_logprobs(reference, idle_pack(), 1.0)
 
     def _record(
         self, agent: str, pack: Pack, samples: Sequence[SampleCredit], part: Sequence[int]
@@ -200,10 +223,11 @@ class Learner:
             packs, torch.split(advantages, [len(p["targets"]) for p in packs]), strict=True
         ):
             pack["advantages"] = part
-        count, mean, variance = moments(batch.tokens(batch.returns), self._gather)
+        count, mean, variance = moments(batch.tokens(batch.returns), self._ranks.gather)
         if not count:
-            return AdvantageStats(mean=None, std=None)
-        return AdvantageStats(mean=mean, std=math.sqrt(variance))
+            return AdvantageStats(mean=None, std=None, actions=())
+        actions = [a for part in self._ranks.gather_objects(action_credits(packs, samples)) for a in part]
+        return AdvantageStats(mean=mean, std=math.sqrt(variance), actions=tuple(actions))
 
     def _batch(
         self, packs: Sequence[TensorDict], order: Sequence[SampleCredit], groups: Sequence[int]
@@ -228,9 +252,11 @@ class Learner:
             if self._config.norm != "global":
                 own = [s.action.agent if self._config.norm == "agent" else s.task_type for s in order]
                 names = [name for name, length in zip(own, lengths, strict=True) for _ in range(length)]
-            scopes = self._policies.agents if self._config.norm == "agent" else None
+            scopes = None
+            if names is not None:
+                scopes = sorted({name for part in self._ranks.gather_objects({*names}) for name in part})
             everything = torch.ones(len(values), dtype=torch.bool)
-            return normalize(values, everything, names, self._gather, scopes=scopes)
+            return normalize(values, everything, names, self._ranks.gather, scopes=scopes)
 
         return ActionReturns(
             returns=torch.tensor([s.ret for s in order], dtype=torch.float64),
@@ -266,11 +292,12 @@ class Learner:
                 group["lr"] = rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return _stats(
+        return pooled_stats(
             [pack for minibatch in minibatches for pack in minibatch],
+            self._ranks.gather,
             losses=losses,
             norms=norms,
-            clipfrac=clipped / trained if steps > 1 and trained else None,
+            clips=(clipped, trained) if steps > 1 else (0, 0),
             lr=rate,
         )
 
@@ -291,31 +318,38 @@ class Learner:
         unit = "lengths" if self._config.loss_mean == "sequence" else "targets"
         denominator = sum(self._gathered(sum(len(pack[unit]) for pack in packs)))
         total, acted = 0.0, 0
-        for pack in packs:
-            self._on_pack()
-            pack["denominator"] = torch.tensor(denominator, dtype=torch.float64)
-            out = loss_module(pack)
-            if first and not float(out["max_log_ratio"]) <= MAX_DRIFT:
-                drift = float(out["max_log_ratio"])
-                raise NumericsError(f"{agent}: log ratio {drift:.2g} at the first minibatch, not 0")
-            out["loss_objective"].backward()
-            total += float(out["loss_objective"].detach())
-            acted += int(out["clipped"])
+        passes = int(max(self._gathered(len(packs))))
+        for k in range(passes):
+            with exchange(loss_module.model, now=k == passes - 1):
+                if k >= len(packs):
+                    logprobs, _ = token_logprobs(loss_module.model, idle_pack(), 1.0)
+                    (0.0 * logprobs.sum()).backward()  # type: ignore[no-untyped-call]
+                    continue
+                pack = packs[k]
+                self._on_pack()
+                pack["denominator"] = torch.tensor(denominator, dtype=torch.float64)
+                out = loss_module(pack)
+                if first and not float(out["max_log_ratio"]) <= MAX_DRIFT:
+                    drift = float(out["max_log_ratio"])
+                    raise NumericsError(f"{agent}: log ratio {drift:.2g} at the first minibatch, not 0")
+                # Gradients are averaged over ranks, and this is a part of a sum.
+                (out["loss_objective"] * self._ranks.size).backward()
+                total += float(out["loss_objective"].detach())
+                acted += int(out["clipped"])
         return sum(self._gathered(total)), acted
 
     def _gathered(self, value: float) -> list[float]:
         """The number of each rank."""
-        mine = torch.tensor([value], dtype=torch.float64)
-        return [float(part) for part in (self._gather(mine) if self._gather is not None else [mine])]
+        return [float(part) for part in self._ranks.gather(torch.tensor([value], dtype=torch.float64))]
 
     def _clip_gradients(self, agent: str) -> float:
-        """Sum the gradients over ranks, clip them; their norm before."""
+        """Clip the gradients; their norm before."""
         parameters = self._policies.parameters(agent)
-        if self._gather is not None:
-            for p in parameters:
-                mine = torch.zeros_like(p) if p.grad is None else p.grad
-                p.grad = torch.stack(list(self._gather(mine.double().cpu()))).sum(0).to(mine)
-        return float(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm))
+        return float(whole(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm)))
+
+
+def _ids(action: Action) -> Sample:
+    return Sample(prompt=action.prompt_ids, response=action.generation.token_ids)
 
 
 def _draw(minibatches: list[Minibatch], per_epoch: int, epochs: int) -> Iterator[Minibatch]:
@@ -341,27 +375,3 @@ def _warn_of_groups_of_one(batch: ActionReturns) -> None:
             alone,
             len(batch.returns),
         )
-
-
-def _stats(
-    packs: Sequence[TensorDict],
-    *,
-    losses: Sequence[float],
-    norms: Sequence[float],
-    clipfrac: float | None,
-    lr: float,
-) -> UpdateStats:
-    def of_tokens(key: str) -> Tensor:
-        return torch.cat([torch.empty(0), *(pack[key] for pack in packs)])
-
-    kl, entropy = of_tokens("old_logprobs") - of_tokens("ref_logprobs"), of_tokens("entropy")
-    return UpdateStats(
-        num_tokens=len(kl),
-        num_actions=sum(len(pack["members"]) for pack in packs),
-        loss=sum(losses) / len(losses) if losses else None,
-        kl=float(kl.mean()) if packs else None,
-        clipfrac=clipfrac,
-        entropy=float(entropy.mean()) if packs else None,
-        grad_norm=sum(norms) / len(norms) if norms else None,
-        lr=lr,
-    )

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torchrl.objectives.common import LossModule
 
@@ -45,6 +46,9 @@ def token_logprobs(
     Logits are made for response tokens only, in chunks that the backward pass makes again. A float64 model
     gives float64.
     """
+    if isinstance(model, LogprobModule | DistributedDataParallel):
+        found: tuple[Tensor, Tensor | None] = model(pack, temperature, entropy=entropy)
+        return found
     body = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = body.lm_head.weight
     hidden = hidden_states(model, pack)
@@ -64,6 +68,23 @@ def token_logprobs(
     ]
     spreads = [p[1] for p in parts if p[1] is not None]
     return torch.cat([p[0] for p in parts]), torch.cat(spreads) if entropy else None
+
+
+class LogprobModule(nn.Module):
+    """`token_logprobs` of a model as the forward of a module.
+
+    DDP and FSDP act in the forward of what they wrap: a head that is used outside takes no part.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, pack: Pack, temperature: float, *, entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same as `token_logprobs`."""
+        return token_logprobs(self.model, pack, temperature, entropy=entropy)
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:

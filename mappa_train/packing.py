@@ -2,7 +2,7 @@
 
 A pack is one sequence `[prefix][tail 1][tail 2]…` for each group of samples whose prompts begin alike; a
 tail is the rest of a prompt and its response. Every token sees its own prefix and, causally, its own
-tail, by an explicit mask; positions go on from the end of the prefix. So each logprob is exactly that of
+tail (`attention.py`); positions go on from the end of the prefix. So each logprob is exactly that of
 the sample alone, without padding, and a prompt shared by eight samples costs one.
 """
 
@@ -41,13 +41,6 @@ class Pack:
     targets: Tensor
     members: tuple[int, ...]
     lengths: tuple[int, ...]
-
-    def mask(self) -> Tensor:
-        """bool [1, 1, n, n]: may row attend to column?"""
-        index = torch.arange(len(self.ids), device=self.ids.device)
-        own = self.segment[:, None] == self.segment[None, :]
-        prefix = self.parent[self.segment][:, None] == self.segment[None, :]
-        return ((own | prefix) & (index[:, None] >= index[None, :]))[None, None]
 
 
 def common_prefix(a: Tensor, b: Tensor) -> int:

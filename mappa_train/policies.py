@@ -9,25 +9,34 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mappa_envs.errors import ConfigError, boundary
+from mappa_train.attention import layout_of, use_packed_attention
 from mappa_train.engine.cache import use_grouped_attention
 from mappa_train.packing import Pack
+from mappa_train.sharding import is_sharded, to_save, whole
+
+if TYPE_CHECKING:
+    from mappa_train.parallel import Distributor
 
 _FROZEN = "start_of_"
 """Begins the name of the adapter that an agent began with."""
 
 
 def pick_device() -> torch.device:
-    """The first GPU where there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """A GPU where there is one: the first, or that of the LOCAL_RANK of a process among several."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
@@ -40,22 +49,39 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     return placed.to(device).eval()
 
 
+def checkpoint_layers(model: Any) -> None:
+    """Let the backward pass compute each layer again from its input, instead of keeping what it needs.
+
+    The library's own switch does nothing in evaluation mode, which a ratio of 1 needs.
+    """
+    for layer in model.model.layers:
+        layer.forward = partial(_checkpointed, layer.forward)
+
+
+def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
 def hidden_states(model: Any, pack: Pack) -> Tensor:
     """What the body of the model says at the predicting places of a pack: [t, width].
 
-    bf16 autocast over fp32 trainable weights. No cache and a mask of our own: the default cache or an
-    all-ones mask would silently let one sample of a pack see another.
+    bf16 autocast over fp32 trainable weights. No cache, and attention by the pack's own layout: the default
+    cache or an all-ones mask would silently let one sample of a pack see another.
     """
     body = model.get_base_model() if hasattr(model, "get_base_model") else model
-    device = body.lm_head.weight.device
-    # Additive and in the type of the keys: a bool mask would be turned into one again in every layer.
-    mask = torch.zeros((), dtype=torch.bfloat16).where(pack.mask(), -torch.inf)
+    weight = body.lm_head.weight
+    device = weight.device
     with torch.autocast(device.type, dtype=torch.bfloat16):
+        dtype = torch.bfloat16 if torch.is_autocast_enabled(device.type) else weight.dtype
         out = body.model(
             input_ids=pack.ids[None].to(device),
             position_ids=pack.positions[None].to(device),
-            attention_mask=mask.to(device),
+            # With four dimensions it is left alone, and no square mask is made.
+            attention_mask=torch.zeros(1, 1, 1, 1, dtype=dtype, device=device),
             use_cache=False,
+            layout=layout_of(pack, dtype, device),
         )
     hidden: Tensor = out.last_hidden_state[0]
     return hidden[pack.predictors.to(device)]
@@ -67,7 +93,10 @@ class Policies(Protocol):
     agents: tuple[str, ...]
 
     def activate(self, agent: str) -> Any:
-        """The agent's model, its weights alone trainable. Not between a forward and its backward."""
+        """The agent's model, its weights alone trainable. Not between a forward and its backward.
+
+        After `distribute`, a module for `token_logprobs` only.
+        """
         ...
 
     def reference(self, agent: str) -> contextlib.AbstractContextManager[Any]:
@@ -75,7 +104,15 @@ class Policies(Protocol):
         ...
 
     def freeze_reference(self) -> None:
-        """From now on π_ref is what the policies are at this moment. Once at most."""
+        """From now on π_ref is what the policies are at this moment. Once at most, before `distribute`."""
+        ...
+
+    def distribute(self, distributor: Distributor) -> None:
+        """Train together with other ranks from now on. Once at most, and then no more `load_state`."""
+        ...
+
+    def refresh_sampler(self) -> None:
+        """Tell the sampler of an update. Where weights are sharded, all ranks together; else no effort."""
         ...
 
     def parameters(self, agent: str) -> list[nn.Parameter]:
@@ -86,8 +123,12 @@ class Policies(Protocol):
         """A plain model with the agent's current weights, to generate with (fp32 on a CPU)."""
         ...
 
+    def release_sampler(self) -> None:
+        """Free what only the last `sampler` needs. Nothing samples meanwhile."""
+        ...
+
     def state(self, agent: str) -> dict[str, Tensor]:
-        """The agent's weights, on the CPU."""
+        """The agent's weights, on the CPU. Where they are sharded, all ranks ask, and the first gets them."""
         ...
 
     def load_state(self, agent: str, state: dict[str, Tensor]) -> None:
@@ -103,13 +144,25 @@ class LoRAPolicies:
     several times faster than running adapter layers token by token.
     """
 
-    def __init__(self, folder: Path, agents: Sequence[str], rank: int, alpha: int, seed: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        agents: Sequence[str],
+        rank: int,
+        alpha: int,
+        seed: int,
+        *,
+        checkpointing: bool = False,
+    ) -> None:
         from peft import LoraConfig, get_peft_model
 
         self.agents = tuple(agents)
         device = pick_device()
         torch.manual_seed(seed)
         base = load_model(folder, torch.bfloat16, device)
+        use_packed_attention(base)
+        if checkpointing:
+            checkpoint_layers(base)
         self._adapter = partial(
             LoraConfig,
             r=rank,
@@ -123,16 +176,15 @@ class LoRAPolicies:
             self._model.add_adapter(agent, self._adapter())
         self._model.eval()
         self._save_casts()
-        # Built once from explicit names: set_adapter flips requires_grad, so no filter on that is safe.
-        self._parameters = {
-            agent: [p for name, p in self._model.named_parameters() if f".{agent}." in name]
-            for agent in self.agents
-        }
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self._sampler: Any = load_model(folder, dtype, device).requires_grad_(False)
-        use_grouped_attention(self._sampler)
-        self._merge = self._find_merges()
+        self._parameters = self._find_parameters()
+        named = self._model.get_base_model().named_modules()
+        self._adapted = [(name, module) for name, module in named if hasattr(module, "lora_A")]
+        self._folder = folder
+        self._sampler: Any = None  # loaded when something samples with it
+        self._originals: list[tuple[nn.Parameter, Tensor]] = []
         self._frozen = False
+        self._distributed: dict[str, nn.Module] = {}
+        self._gathered: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def _save_casts(self) -> None:
         for module in self._model.modules():
@@ -140,28 +192,34 @@ class LoRAPolicies:
                 # Under autocast the cast of every input to fp32 and back would only cost time.
                 module.cast_input_dtype_enabled = False
 
-    def _find_merges(self) -> list[tuple[nn.Parameter, Tensor, Any]]:
+    def _find_parameters(self) -> dict[str, list[nn.Parameter]]:
+        # From explicit names: set_adapter flips requires_grad, so no filter on that is safe.
+        named = list(self._model.named_parameters())
+        return {agent: [p for name, p in named if f".{agent}." in name] for agent in self.agents}
+
+    def _load_sampler(self) -> None:
+        device = self._model.device
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self._sampler = load_model(self._folder, dtype, device).requires_grad_(False)
+        use_grouped_attention(self._sampler)
         modules = dict(self._sampler.named_modules())
-        merges = []
-        for name, module in self._model.get_base_model().named_modules():
-            if hasattr(module, "lora_A"):
-                weight = modules[name].weight
-                merges.append((weight, weight.detach().clone(), module))
-        return merges
+        weights = [modules[name].weight for name, _ in self._adapted]
+        self._originals = [(weight, weight.detach()) for weight in weights]
 
     def activate(self, agent: str) -> Any:
         self._model.set_adapter(agent)
-        return self._model
+        return self._distributed.get(agent, self._model)
 
     @contextlib.contextmanager
     def reference(self, agent: str) -> Iterator[Any]:
+        model = self._distributed.get(agent, self._model)
         if not self._frozen:
             with self._model.disable_adapter():
-                yield self._model
+                yield model
             return
         self._model.set_adapter(_FROZEN + agent)
         try:
-            yield self._model
+            yield model
         finally:
             self._model.set_adapter(agent)
 
@@ -174,22 +232,45 @@ class LoRAPolicies:
         self._save_casts()
         self._frozen = True
 
+    def distribute(self, distributor: Distributor) -> None:
+        for agent in self.agents:
+            self._model.set_adapter(agent)
+            self._distributed[agent] = distributor(self._model)
+        self._parameters = self._find_parameters()
+        self.refresh_sampler()
+
+    def refresh_sampler(self) -> None:
+        if is_sharded(self._parameters[self.agents[0]]):
+            self._gathered = {
+                agent: [(whole(a), whole(b)) for a, b in self._factors(agent)] for agent in self.agents
+            }
+
+    def _factors(self, agent: str) -> list[tuple[Tensor, Tensor]]:
+        return [(m.lora_A[agent].weight, m.lora_B[agent].weight) for _, m in self._adapted]
+
     def parameters(self, agent: str) -> list[nn.Parameter]:
         return self._parameters[agent]
 
     @torch.no_grad()
     def sampler(self, agent: str) -> Any:
-        for weight, original, module in self._merge:
-            a, b = module.lora_A[agent].weight, module.lora_B[agent].weight
+        if self._sampler is None:
+            self._load_sampler()
+        factors = self._gathered.get(agent) or self._factors(agent)
+        places = zip(self._originals, self._adapted, factors, strict=True)
+        for (weight, original), (_, module), (a, b) in places:
             delta = (b @ a) * module.scaling[agent]
-            weight.copy_(original + delta.to(original.dtype))
+            weight.data = original + delta.to(original.dtype)
         return self._sampler
+
+    def release_sampler(self) -> None:
+        for weight, original in self._originals:
+            weight.data = original
 
     def state(self, agent: str) -> dict[str, Tensor]:
         from peft import get_peft_model_state_dict
 
         state = get_peft_model_state_dict(self._model, adapter_name=agent)
-        return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+        return {name: to_save(value) for name, value in state.items()}
 
     def load_state(self, agent: str, state: dict[str, Tensor]) -> None:
         from peft import set_peft_model_state_dict
@@ -200,16 +281,22 @@ class LoRAPolicies:
 class FullPolicies:
     """A whole fp32 model for each agent, and frozen copies as reference: one, if all begin alike."""
 
-    def __init__(self, folder: Path, agents: Sequence[str]) -> None:
+    def __init__(self, folder: Path, agents: Sequence[str], *, checkpointing: bool = False) -> None:
         self.agents = tuple(agents)
         device = pick_device()
         self._models = {agent: load_model(folder, torch.float32, device) for agent in self.agents}
         # fp32 like the policies: only then is the KL exactly 0 before the first update.
         reference = load_model(folder, torch.float32, device).requires_grad_(False)
+        for model in (*self._models.values(), reference):
+            use_packed_attention(model)
+            if checkpointing:
+                checkpoint_layers(model)
         self._reference = dict.fromkeys(self.agents, reference)
+        self._distributed: dict[str, nn.Module] = {}
+        self._samplers: dict[str, Any] = {}
 
     def activate(self, agent: str) -> Any:
-        return self._models[agent]
+        return self._distributed.get(agent, self._models[agent])
 
     @contextlib.contextmanager
     def reference(self, agent: str) -> Iterator[Any]:
@@ -220,16 +307,32 @@ class FullPolicies:
             agent: copy.deepcopy(model).requires_grad_(False) for agent, model in self._models.items()
         }
 
+    def distribute(self, distributor: Distributor) -> None:
+        if distributor.shards:
+            self._samplers = {agent: copy.deepcopy(model) for agent, model in self._models.items()}
+            self._reference = {agent: distributor(model) for agent, model in self._reference.items()}
+        self._distributed = {agent: distributor(model) for agent, model in self._models.items()}
+
+    @torch.no_grad()
+    def refresh_sampler(self) -> None:
+        for agent, sampler in self._samplers.items():
+            state = self._models[agent].state_dict()
+            for name, value in sampler.state_dict().items():
+                value.copy_(whole(state[name]))
+
     def parameters(self, agent: str) -> list[nn.Parameter]:
         return list(self._models[agent].parameters())
 
     def sampler(self, agent: str) -> Any:
-        return self._models[agent]
+        return self._samplers.get(agent, self._models[agent])
+
+    def release_sampler(self) -> None:
+        """Nothing: the sampler is the model itself."""
 
     def state(self, agent: str) -> dict[str, Tensor]:
         tied = "lm_head.weight" if self._models[agent].config.tie_word_embeddings else ""
         state = self._models[agent].state_dict()
-        return {name: value.detach().cpu().contiguous() for name, value in state.items() if name != tied}
+        return {name: to_save(value) for name, value in state.items() if name != tied}
 
     def load_state(self, agent: str, state: dict[str, Tensor]) -> None:
         missing, unexpected = self._models[agent].load_state_dict(state, strict=False)
