@@ -18,8 +18,8 @@ _EPILOG = """commands (default: train):
   sft                warm start: imitate the scripted expert, or given actions, before learning (--init)
   resume RUN         continue a run from its newest checkpoint
   eval RUN           measure a checkpoint on tasks that were not trained on
-  view RUN           rebuild report.html and open it
-  export RUN         actions as data for fine-tuning: --format sft or dpo
+  view RUN           the report in the browser, while the run goes on, too
+  export RUN         actions as data for fine-tuning (--format sft or dpo), or the weights (hf)
   coach fit RUN ...  calibrate a coach on the outcomes of runs
   doctor             what works on this machine, and what to do about the rest
 
@@ -50,8 +50,9 @@ def make_parser(command: str) -> Parser:
         "resume": "Continue a run from its newest checkpoint.",
         "eval": "Measure a checkpoint of a run: whole pipelines, without learning and without a coach. "
         "The figures are printed, written to RUN/eval-<split>-step-<N>.json and shown in RUN/report.html.",
-        "view": "Rebuild a run's report.html and open it in the browser.",
-        "export": "Write a run's actions as training data for other tools: one JSON-lines file an agent.",
+        "view": "Serve a run's report at an address of this machine, also while the run goes on, and open it "
+        "in the browser where there is one.",
+        "export": "Write a run's actions as training data for other tools, or its agents' weights.",
         "coach": "Fit a calibration of the runs' coach: what its scores proved to be worth in outcomes. "
         "Tables show its bias, and the correlation with the outcome before and after.",
         "doctor": "Try out what a run needs: sandbox, model, coach, GPU, disk. Exit 1 if something is amiss.",
@@ -75,30 +76,63 @@ def make_parser(command: str) -> Parser:
     elif command == "doctor":
         parser.set_defaults(preset=None, config=None)
         _add_settings(parser, lambda name: name == "coach" or name.removeprefix("coach_") in COACH_OPTIONS)
+    elif command == "eval":
+        parser.add_argument("run", metavar="RUN", nargs="?", help="the run folder; none with --engine")
     else:
         parser.add_argument("run", metavar="RUN", help="the run folder")
+    if command == "view":
+        from mappa_train.report import server
+
+        server.add_arguments(parser)
     if command == "export":
         from mappa_train import export
 
         export.add_arguments(parser)
-    if command == "eval":
+    if command == "resume":
         parser.add_argument(
-            "--step", type=_count, metavar="N", help="the checkpoint of this step; default: the newest"
+            "--steps",
+            type=count,
+            metavar="N",
+            help="train up to step N instead of the number that the run was begun with",
         )
+        parser.add_argument(
+            "--learners-per-agent",
+            type=count,
+            metavar="N",
+            help="go on in so many processes, instead of the number that the run was begun with",
+        )
+    if command == "eval":
+        from mappa_train import served
+
+        add_step(parser)
         parser.add_argument(
             "--split", default="test", help="the tasks to measure on: train, val or test (default)"
         )
-        parser.add_argument("--episodes", type=_count, default=64, metavar="N", help="how many; default 64")
+        parser.add_argument("--episodes", type=count, default=64, metavar="N", help="how many; default 64")
         parser.add_argument(
             "--json",
             type=_new_file,
             metavar="FILE",
             help="write the figures here, too; they are always in RUN",
         )
+        served.add_arguments(parser)
+        parser.set_defaults(preset=None, config=None)
+        _add_settings(parser, lambda name: name in served.SETTINGS)
     return parser
 
 
-def _count(text: str) -> int:
+def add_step(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """`--step`, as `keeping.pick_step` takes it."""
+    parser.add_argument(
+        "--step",
+        type=lambda text: text if text == "best" else count(text),
+        metavar="N",
+        help="the checkpoint of this step, or `best`: the best on val tasks; default: the newest",
+    )
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1")
     return int(text)

@@ -1,9 +1,12 @@
 """The run folder: settings, metrics, episodes, checkpoints. What is written survives a crash at any point.
 
-runs/NAME/config.toml  metrics.jsonl  episodes.jsonl  run.log  report.html  tensorboard/
+runs/NAME/config.toml  metrics.jsonl  episodes.jsonl  credit.jsonl  run.log  report.html  tensorboard/
           checkpoints/step-000010/<agent>/…  state.pt  manifest.json
           start/<agent>/…  where the policies began, if not at the model itself
           coach_cost.json  what an LLM coach has cost the run
+
+What goes on disk goes there whole: files and checkpoints by a rename, lines by an append whose torn end is
+cut off when the run is resumed. A checkpoint exists once its manifest does, and ceases to with it.
 """
 
 from __future__ import annotations
@@ -24,15 +27,25 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mappa_envs.errors import ConfigError, DataError
 from mappa_train.config import Config, did_you_mean, to_toml, toml_string
-from mappa_train.files import disk_errors, file_sha256, sync_folder, write_atomically
+from mappa_train.files import disk_errors, first_line, sync_folder, write_atomically
+from mappa_train.manifest import MANIFEST, remove, verify_files, write_manifest
 from mappa_train.model import LoadedModel
 from mappa_train.settings import read_settings, resolve
 
 if TYPE_CHECKING:
+    from mappa_train.credit_log import ActionCredit
     from mappa_train.types import EpisodeRollout
 
-MANIFEST = "manifest.json"
 STATE = "state.pt"
+LOCK = ".lock"
+_OF_A_RUN = frozenset(
+    (
+        *(LOCK, "config.toml", "metrics.jsonl", "episodes.jsonl", "credit.jsonl", "run.log", "report.html"),
+        *("tensorboard", "wandb", "wandb_id", "checkpoints", "start", "coach_cost.json", "calibration.json"),
+    )
+)
+"""What a start that came to nothing may have left: nobody misses it."""
+_SCRATCH = re.compile(r"\..+\.\d+\.tmp")
 _STEP_NAME = re.compile(r"step-(\d{6,})")
 _LINE_STEP = re.compile(rb'\{\s*"step":\s*(\d+)')
 
@@ -55,6 +68,7 @@ class RunFolder:
         self.config_path = path / "config.toml"
         self.metrics_path = path / "metrics.jsonl"
         self.episodes_path = path / "episodes.jsonl"
+        self.credit_path = path / "credit.jsonl"
         self.log_path = path / "run.log"
         self.report_path = path / "report.html"
         self.events_path = path / "tensorboard"
@@ -64,12 +78,18 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: Config, model: LoadedModel | None = None) -> RunFolder:
-        """A new run folder with its config.toml. Raises `ConfigError` if it exists and is not empty."""
+        """A new run folder with its config.toml. Raises `ConfigError` if it exists and is not empty.
+
+        What a start left behind that came to nothing is removed, but for its run.log.
+        """
         path = planned_path(config)
         with _disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             run = cls(path)
             run.lock()
+            for item in path.iterdir():
+                if item.name not in (LOCK, run.log_path.name):
+                    remove(item)
             text = to_toml(replace(config, out=str(path)))
             write_atomically(run.config_path, (text + _resolved_table(model)).encode())
         return run
@@ -85,7 +105,7 @@ class RunFolder:
 
     def lock(self) -> None:
         """Keep other processes from writing to this run; released when this process ends."""
-        file = (self.path / ".lock").open("ab")
+        file = (self.path / LOCK).open("ab")
         try:
             # A POSIX lock: unlike flock's, it does not live on in a sandbox process that was forked.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,6 +119,14 @@ class RunFolder:
     def config(self) -> Config:
         """The settings that the run was started with."""
         return resolve(read_settings(self.config_path))
+
+    def set_steps(self, steps: int) -> None:
+        """Write another number of training steps into config.toml; all else in it stays."""
+        text = self.config_path.read_text("utf-8")
+        line = f"steps = {steps}"
+        changed, count = re.subn(r"(?m)^[ \t]*steps[ \t]*=.*$", line, text, count=1)
+        with _disk_errors(self.path):
+            write_atomically(self.config_path, (changed if count else f"{line}\n{text}").encode())
 
     def check_model(self, model: LoadedModel) -> None:
         """Raise `ConfigError` if the run was started from other weights."""
@@ -124,6 +152,10 @@ class RunFolder:
         )
         self._append(self.episodes_path, lines)
 
+    def append_credit(self, step: int, actions: Iterable[ActionCredit]) -> None:
+        """What a step's update made of its actions, one line each."""
+        self._append(self.credit_path, (item.to_json(step) for item in actions))
+
     def _append(self, path: Path, lines: Iterable[str]) -> None:
         with _disk_errors(self.path), path.open("ab") as file:
             for line in lines:
@@ -132,19 +164,31 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All complete lines of metrics.jsonl, in order; [] before the first step."""
+        """All complete lines of metrics.jsonl, in order; [] before the first step.
+
+        Raises `DataError` at a line that holds no step's figures.
+        """
         if not self.metrics_path.is_file():
             return []
         lines = self.metrics_path.read_bytes().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+        complete = (line for line in lines if line.endswith(b"\n"))
+        return [_figures(line, self.metrics_path, number) for number, line in enumerate(complete, 1)]
 
     def truncate(self, step: int) -> None:
-        """Drop what came after `step`, half-written lines too, so that a resumed run repeats no line."""
-        for path in (self.metrics_path, self.episodes_path):
+        """Drop what came after `step`, half-written things too, so that a resumed run repeats no line."""
+        for path in (self.metrics_path, self.episodes_path, self.credit_path):
             if path.is_file():
                 os.truncate(path, _end_of_step(path, step))
         for later in (number for number in self.steps() if number > step):
-            shutil.rmtree(self.checkpoint_path(later))
+            self.remove_checkpoint(later)
+        have = {self.checkpoint_path(number).name for number in self.steps()}
+        unfinished = [item for item in self.checkpoints_path.glob("step-*") if item.name not in have]
+        for item in (*unfinished, *self.checkpoints_path.glob(".tmp-*"), *self.path.glob(".*.tmp")):
+            remove(item)
+
+    def remove_checkpoint(self, step: int) -> None:
+        """Delete a checkpoint. One that is deleted by half does not count as one."""
+        remove(self.checkpoint_path(step))
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, ascending."""
@@ -181,8 +225,7 @@ class RunFolder:
                 torch.save(dict(state), scratch / STATE)
                 write_manifest(scratch, step, sorted(files))
                 final = self.checkpoint_path(step)
-                if final.exists():
-                    shutil.rmtree(final)
+                remove(final)
                 scratch.chmod(0o755)
                 scratch.rename(final)
                 sync_folder(self.checkpoints_path)
@@ -206,6 +249,8 @@ class RunFolder:
             raise ConfigError(f"{self.path}: no checkpoint of step {step}; there are {_ranges(have)}")
         folder = self.checkpoint_path(step)
         names = verify_files(folder, f"delete {folder} to use an earlier checkpoint")
+        if not (folder / STATE).is_file():
+            raise DataError(f"{folder / STATE}: missing; delete {folder} to use an earlier checkpoint")
         state = torch.load(folder / STATE, weights_only=True, map_location="cpu")
         agents = {agent: folder / agent for agent in names}
         return Checkpoint(step=step, folder=folder, agents=agents, state=state)
@@ -218,7 +263,7 @@ def planned_path(config: Config, now: datetime.datetime | None = None, kind: str
     """
     if config.out:
         path = Path(config.out).expanduser()
-        if path.exists() and (not path.is_dir() or any(item.name != ".lock" for item in path.iterdir())):
+        if path.exists() and not _is_free(path):
             begun = any((path / "checkpoints").glob("step-*"))
             advice = f", or continue the run there with: python -m mappa_train resume {config.out}"
             raise ConfigError(
@@ -236,6 +281,34 @@ def planned_path(config: Config, now: datetime.datetime | None = None, kind: str
     return path
 
 
+def _is_free(path: Path) -> bool:
+    """Whether a run can begin in a folder: there is nothing, or what is left of a start without a checkpoint.
+
+    The figures of one step may be there: a run can die between them and the checkpoint.
+    """
+    if not path.is_dir():
+        return False
+    names = {item.name for item in path.iterdir()}
+    if not names - {LOCK}:
+        return True
+    foreign = [name for name in names if name not in _OF_A_RUN and not _SCRATCH.fullmatch(name)]
+    run = RunFolder(path)
+    lines = run.metrics_path.read_bytes().count(b"\n") if run.metrics_path.is_file() else 0
+    return not foreign and lines <= 1 and not run.steps()
+
+
+def _figures(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """A line of metrics.jsonl. Raises `DataError`."""
+    try:
+        found = json.loads(line)
+        if not isinstance(found, dict) or type(found.get("step")) is not int:
+            raise ValueError('it is no JSON object with a whole "step"')
+    except (ValueError, RecursionError) as error:
+        why = first_line(error)
+        raise DataError(f"{path}, line {number}: damaged ({why}); mend it or delete the line") from None
+    return found
+
+
 def _resolved_table(model: LoadedModel | None) -> str:
     """What the settings came to on this machine; not a setting itself."""
     if model is None:
@@ -251,13 +324,18 @@ def _resolved_table(model: LoadedModel | None) -> str:
 
 
 def _end_of_step(path: Path, step: int) -> int:
-    """The offset behind the last complete line of a step up to `step`; lines are in the order of steps."""
+    """The offset behind the last complete line of a step up to `step`; lines are in the order of steps.
+
+    Raises `DataError` at a whole line that begins with no step: what follows it must not be cut off.
+    """
     end = 0
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             found = _LINE_STEP.match(line)
-            if not found or not line.endswith(b"\n") or int(found[1]) > step:
+            if not line.endswith(b"\n") or (found and int(found[1]) > step):
                 break
+            if not found:
+                raise DataError(f"{path}, line {number}: damaged; mend it or delete the line, then resume")
             end += len(line)
     return end
 
@@ -278,36 +356,6 @@ def find_run(name: str) -> Path:
     looked = "" if path.is_absolute() else " (also looked in runs/)"
     why = "is no run folder: it has no config.toml" if path.is_dir() else "there is no such run folder"
     raise ConfigError(f"{name}: {why}{looked}{did_you_mean(path.name, names)}")
-
-
-def verify_files(folder: Path, advice: str) -> list[str]:
-    """The agents of a folder with a manifest. Raises `DataError`, with `advice`, if a file is damaged."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-        agents, files = list(manifest["agents"]), dict(manifest["files"])
-        bad = next((name for name, facts in files.items() if not _is_intact(folder / name, facts)), None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder / MANIFEST}: damaged or missing ({error}); {advice}") from error
-    if bad is not None:
-        raise DataError(f"{folder / bad}: damaged or missing; {advice}")
-    return agents
-
-
-def _is_intact(file: Path, facts: Mapping[str, Any]) -> bool:
-    size, digest = facts["bytes"], facts["sha256"]
-    return file.is_file() and file.stat().st_size == size and file_sha256(file) == digest
-
-
-def write_manifest(folder: Path, step: int, agents: list[str]) -> None:
-    """What `verify_files` checks: size and digest of every file in the folder, made to last."""
-    files = {}
-    for path in sorted(item for item in folder.rglob("*") if item.is_file()):
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
-        name = path.relative_to(folder).as_posix()
-        files[name] = {"sha256": file_sha256(path), "bytes": path.stat().st_size}
-    text = json.dumps({"step": step, "agents": agents, "files": files}, indent=1) + "\n"
-    write_atomically(folder / MANIFEST, text.encode())
 
 
 def _disk_errors(folder: Path) -> contextlib.AbstractContextManager[None]:

@@ -25,6 +25,7 @@ from typing import Any, get_args
 from mappa_envs.errors import ConfigError, MappaError, UnavailableError, install_hint
 from mappa_train.arguments import COMMANDS, make_parser
 from mappa_train.config import Config, did_you_mean, field_types
+from mappa_train.launch import check_launched, launch, num_launched, with_learners
 from mappa_train.settings import resolve
 
 _SOURCES = {
@@ -36,31 +37,51 @@ _NEEDED = ("torch", "transformers", "peft", "torchrl", "tensordict", "safetensor
 
 @dataclasses.dataclass
 class _Place:
-    """Where a crash or an interruption is reported; filled in when there is a run folder."""
+    """Where and by whom a crash or an interruption is reported; filled in when there is a run folder."""
 
+    arguments: Sequence[str]
     run: Path | None = None
+    ranks: Any = None
+
+    def join(self) -> Any:
+        """The ranks that a launcher started; from now on, the first of them to fail says so, alone."""
+        from mappa_train.distributed import join
+
+        self.ranks = join()
+        return self.ranks
+
+    def speaks(self, error: Exception) -> bool:
+        """Whether this process is the one that tells of an error."""
+        if self.ranks is None:
+            return os.environ.get("RANK", "0") == "0"
+        return bool(self.ranks.speaks(error))
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
-    place = _Place()
+    place = _Place(arguments)
     if threading.current_thread() is threading.main_thread():
         # What schedulers send: the same as Ctrl-C.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _dispatch(list(arguments), place)
     except MappaError as error:
-        _say(f"error: {error}")
+        if place.speaks(error):
+            _say(f"error: {error}")
         _log_traceback(place, always=False)
         return error.exit_code
     except KeyboardInterrupt:
-        _say(_interrupted(place))
+        if num_launched() == 1:  # of several processes, the launcher says it
+            _say(_interrupted(place))
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second complaint at exit
         return 0
     # The last resort: a user gets one line and a file to send, whatever went wrong.
     except Exception as error:  # noqa: BLE001
+        if not place.speaks(error):
+            _log_traceback(place, always=False)
+            return 1
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             _say(f"error: the disk is full ({error}); free some space, then try again")
             return 3
@@ -134,13 +155,14 @@ def _dispatch(arguments: list[str], place: _Place) -> int:
     if command == "eval":
         return _eval(options, place)
     if command == "view":
-        from mappa_train import report
+        from mappa_train.report import server
 
-        report.show(find_run(options.run), print)
-        return 0
+        return server.run_command(find_run(options.run), options, lambda line: print(line, flush=True))
     if command == "export":
         from mappa_train import export
 
+        if options.format == "hf":
+            _check_packages()
         return export.run_command(find_run(options.run), options)
     if command == "coach":
         from mappa_train import coach_fit
@@ -154,6 +176,9 @@ def _dispatch(arguments: list[str], place: _Place) -> int:
 def _settings(options: argparse.Namespace) -> Config:
     names = {item.name for item in dataclasses.fields(Config)}
     given = {name: value for name, value in vars(options).items() if name in names}
+    launched = num_launched()
+    if launched > 1:
+        check_launched(given.setdefault("learners_per_agent", launched))
     return resolve(given, preset=options.preset, file=options.config)
 
 
@@ -201,22 +226,19 @@ def _train(options: argparse.Namespace, place: _Place) -> int:
         print_plan(config)
         return 0
     _check_packages()
-    from mappa_train.checkpoint import RunFolder
-    from mappa_train.coaching import try_out
-    from mappa_train.model import load_pretrained
-    from mappa_train.plan import make_env
-    from mappa_train.start import copy_start, find_start
+    from mappa_train.checkpoint import RunFolder, planned_path
 
-    # Tasks that cannot be used and a coach that does not answer are found before anything is fetched.
-    env = make_env(config)
-    try_out(env.coach)
-    start = find_start(config, env.possible_agents)
-    model = load_pretrained(config.model, say=_say)
-    run = RunFolder.create(config, model)
+    if config.learners_per_agent > num_launched():
+        place.run = planned_path(config)
+        return launch(config.learners_per_agent, [*place.arguments, "--out", str(place.run)])
+    from mappa_train.begin import begin_run
+
+    ranks = place.join()
+    run = begin_run(config, _say) if ranks.is_first else None
+    path = ranks.share(lambda: run and run.path)
+    run = run or RunFolder.open(path)
     place.run = run.path
-    if start is not None:
-        copy_start(start, env.possible_agents, run)
-    return _run(config, run, resume=False)
+    return _run(config, run, ranks, resume=False)
 
 
 def _sft(options: argparse.Namespace, place: _Place) -> int:
@@ -236,7 +258,7 @@ def _sft(options: argparse.Namespace, place: _Place) -> int:
 
     examples = [example for path in options.data for example in sft.read_examples(path)]
     model = load_pretrained(config.model, say=_say)
-    with closing(open_team(config, num_envs=1, coached=False)) as team:
+    with closing(open_team(config, coached=False)) as team:
         # Data that cannot be learned from must not leave a run folder behind.
         lessons = sft.prepare(config, team, examples, say=_say)
         run = RunFolder.create(config, model)
@@ -251,6 +273,7 @@ def _sft(options: argparse.Namespace, place: _Place) -> int:
 
 def _resume(options: argparse.Namespace, place: _Place) -> int:
     from mappa_train.checkpoint import RunFolder, find_run
+    from mappa_train.schedule import extended
 
     run = RunFolder.open(find_run(options.run))
     config = run.config()
@@ -259,46 +282,54 @@ def _resume(options: argparse.Namespace, place: _Place) -> int:
         raise ConfigError(f"{run.path}: no step of it was finished, so there is no checkpoint; start again")
     if latest == 0:
         raise ConfigError(f"{run.path}: a warm start; begin learning from it with --init {run.path}")
+    if options.steps is not None:
+        config = extended(config, options.steps, latest)
     if latest >= config.steps:
         print(
-            f"{run.path} has finished its {config.steps} steps; there is nothing left to do. To go on, raise "
-            f"steps in {run.config_path} and resume"
+            f"{run.path} has finished its {config.steps} steps; there is nothing left to do. To go on: "
+            f"python -m mappa_train resume {run.path} --steps {2 * config.steps}"
         )
         return 0
-    run.lock()
     _check_packages()
-    from mappa_train.coaching import open_coach, try_out
-    from mappa_train.model import load_pretrained
-
-    try_out(open_coach(config))
-    run.check_model(load_pretrained(config.model, say=_say))
+    config = with_learners(config, options.learners_per_agent)
     place.run = run.path
-    return _run(config, run, resume=True)
+    if config.learners_per_agent > num_launched():
+        return launch(config.learners_per_agent, place.arguments)
+    from mappa_train.begin import go_on
+
+    ranks = place.join()
+    if ranks.is_first:
+        go_on(config, run, options.steps, _say)
+    ranks.meet("the start")
+    return _run(config, run, ranks, resume=True)
 
 
-def _run(config: Config, run: Any, *, resume: bool) -> int:
+def _run(config: Config, run: Any, ranks: Any, *, resume: bool) -> int:
     from rich.console import Console
 
-    from mappa_train.progress import make_progress
+    from mappa_train.progress import SilentProgress, make_progress
 
-    console = Console(highlight=False)
-    _log_to(run.log_path, console)
-    progress = make_progress(console)
+    console = Console(highlight=False, quiet=not ranks.is_first)
+    _log_to(run.log_path, console, "" if ranks.size == 1 else f"rank {ranks.rank} ")
+    progress = make_progress(console) if ranks.is_first else SilentProgress()
     try:
+        from mappa_train.memory import out_of_memory
         from mappa_train.trainer import train
 
-        train(config, run, progress, resume=resume)
+        with out_of_memory(config):
+            train(config, run, progress, resume=resume, ranks=ranks)
     finally:
         progress.stop()
+    ranks.close()
     return 0
 
 
-def _log_to(path: Path, console: Any) -> None:
+def _log_to(path: Path, console: Any, who: str = "") -> None:
     """Everything that libraries say goes to run.log; our own warnings are shown too."""
     logging.basicConfig(
         filename=path,
         level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        format=f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s",
         force=True,
     )
     logging.captureWarnings(True)
@@ -319,16 +350,21 @@ class _Screen(logging.Handler):
 
 
 def _eval(options: argparse.Namespace, place: _Place) -> int:
+    from mappa_train import served
     from mappa_train.checkpoint import RunFolder, find_run
+    from mappa_train.keeping import pick_step
 
     splits = get_args(field_types()["split"])
     if options.split not in splits:
         hint = did_you_mean(options.split, splits)
         raise ConfigError(f"--split {options.split}: choose one of {', '.join(splits)}{hint}")
+    if served.is_meant(options):
+        config = _settings(options)
+        _check_names(config)
+        return served.run_command(config, options)
     run = RunFolder.open(find_run(options.run))
     config = run.config()
-    if options.step is not None and options.step not in run.steps():
-        raise ConfigError(f"--step {options.step}: no such checkpoint; there are {run.steps()}")
+    step = pick_step(run, options.step)
     _check_packages()
     from rich.console import Console
 
@@ -337,7 +373,7 @@ def _eval(options: argparse.Namespace, place: _Place) -> int:
     from mappa_train.progress import PlainProgress
 
     run.check_model(load_pretrained(config.model, say=_say))
-    checkpoint = run.load(options.step)
+    checkpoint = run.load(step)
     console = Console(highlight=False)
     _log_to(run.log_path, console)
     place.run = run.path

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mappa_envs.coach import Coach, LLMCoach, make_coach
@@ -18,6 +21,7 @@ from mappa_train.files import disk_errors, write_atomically
 
 if TYPE_CHECKING:
     from mappa_train.checkpoint import RunFolder
+    from mappa_train.distributed import Ranks
 
 _WITHOUT_OPTIONS = ("rubric", "fake")
 SPENT = "coach_cost.json"
@@ -65,6 +69,48 @@ def count_earlier(coach: Coach | None, run: RunFolder) -> None:
     inner = _inner(coach)
     if isinstance(inner, LLMCoach):
         inner.budget.add(Usage(cost_usd=_read_spent(run)))
+
+
+def divided(config: Config, size: int) -> Config:
+    """The settings of one of several processes, whose coaches together keep the limits."""
+    defaults = Config()
+    names = [f"coach_{name}" for name in ("concurrency", "rpm", "tpm")]
+    # What has its default is not handed to a coach without limits, and must stay so.
+    chosen = [
+        name
+        for name in names
+        if config.coach.startswith("llm:") or getattr(config, name) != getattr(defaults, name)
+    ]
+    values = {name: getattr(config, name) for name in chosen}
+    return replace(config, **{name: max(1, value // size) for name, value in values.items() if value})
+
+
+@contextlib.contextmanager
+def share_of_budget(coach: Coach | None, size: int) -> Iterator[None]:
+    """Within this the coach of each of several processes may spend its part of what is left, and no more."""
+    inner = _inner(coach)
+    if size == 1 or not isinstance(inner, LLMCoach) or not inner.budget.limit_usd:
+        yield
+        return
+    budget, limit = inner.budget, inner.budget.limit_usd
+    spent = budget.spent.cost_usd or 0.0
+    budget.limit_usd = spent + (limit - spent) / size
+    try:
+        yield
+    finally:
+        budget.limit_usd = limit
+
+
+def used_since(coach: Coach | None, before: Usage | None, ranks: Ranks) -> Usage | None:
+    """What the coaches of all ranks have used since; each budget counts it from now on."""
+    inner = _inner(coach)
+    if before is None or not isinstance(inner, LLMCoach):
+        return None
+    first, *others = ranks.gather_objects(inner.budget.spent - before)
+    total = sum(others, first)
+    if others:
+        inner.budget.spent = before + total
+    return total
 
 
 def keep_spent(coach: Coach | None, run: RunFolder) -> None:

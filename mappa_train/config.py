@@ -45,7 +45,35 @@ class Config:
         "runs/, too), or one of its checkpoints. "
         "They are the reference of the KL penalty, too. Default: the model itself.",
     )
-    engine: Literal["auto", "transformers"] = option("auto", "What samples. auto takes transformers here.")
+    engine: Literal["auto", "transformers", "vllm"] = option(
+        "auto",
+        "What samples. transformers: needs nothing, repeats exactly. vllm: each prompt on its own, for many "
+        "episodes at once and for GPUs. auto: vllm on a GPU where it is installed; see docs/engines.md.",
+    )
+    concurrent_episodes: int = option(
+        64, "Episodes that are played at once; more use the machine better and need more memory.", low=1
+    )
+    action_timeout_s: float = option(
+        0.0,
+        "Seconds after which an action is cut, as by the length limit; 0 = no limit. For engines that sample "
+        "each prompt on its own (vllm): a run with the others repeats exactly, whatever the time.",
+        low=0,
+    )
+    episode_timeout_s: float = option(
+        0.0,
+        "Seconds of sampling and sandbox after which an episode ends (stop/time); 0 = no limit. The coach's "
+        "time does not count. For the same engines.",
+        low=0,
+    )
+    tool_timeout_s: float = option(
+        30.0, "Seconds that the code of one action may run; more for large data.", above=0
+    )
+    watchdog_s: float = option(
+        300.0,
+        "After so many seconds in which no episode moved, the screen and run.log tell who waits for whom. "
+        "0 = never.",
+        low=0,
+    )
     coach: str = option(
         "rubric",
         "Who scores: rubric (offline, deterministic), llm:MODEL (litellm's name, such as "
@@ -175,7 +203,63 @@ class Config:
     token_budget: int = option(
         1024, "Tokens of one micro-batch of the learner; less needs less memory.", low=64
     )
+    gradient_checkpointing: Literal["off", "on"] = option(
+        "off",
+        "on: the learner's backward pass computes each layer again instead of keeping what it saw. Slower, "
+        "the same gradients, far less memory: for large models, or for a larger --token-budget.",
+    )
     checkpoint_every: int = option(1, "Steps between checkpoints; the last step always has one.", low=1)
+    keep_checkpoints: int = option(
+        0,
+        "Keep this many of the newest checkpoints, and the best on val; 0 = all. Adapters are small, full "
+        "weights are not.",
+        low=0,
+    )
+    eval_every: int = option(
+        0,
+        "Measure on held-out val tasks after every N steps and after the last, without the coach; 0 = never. "
+        "Marks the best checkpoint; costs its episodes' time.",
+        low=0,
+    )
+    eval_episodes: int = option(
+        32, "Episodes of a measurement, the val tasks in turn; four times as many halve the interval.", low=1
+    )
+    wandb: str = option(
+        "",
+        "A project of Weights & Biases to send the figures of metrics.jsonl to (pip install wandb; "
+        "WANDB_MODE=offline works without a network). Default: none.",
+    )
+    num_rollout_workers: int = option(
+        0,
+        "Processes of Ray that play episodes, each with an engine and sandboxes of its own: one for each GPU "
+        "or node that the learner leaves free. 0 = in this process, without Ray.",
+        low=0,
+    )
+    ray_address: str = option(
+        "",
+        "Cluster of Ray for the workers: HOST:PORT, or `auto` for the one of this machine. Default: one is "
+        "begun here, and ends with the run.",
+    )
+    placement: Literal["pack", "spread"] = option(
+        "pack", "Rollout workers on as few nodes as possible (pack), or on as many (spread)."
+    )
+    worker_timeout_s: float = option(
+        1800.0,
+        "Seconds after which a rollout worker that gives no answer is replaced and its episodes are run "
+        "again; more for long episodes.",
+        above=0,
+    )
+    learners_per_agent: int = option(
+        1,
+        "Processes of this machine that play and learn together (torchrun sets it itself); as many as it has "
+        "GPUs; see docs/scaling.md.",
+        low=1,
+    )
+    shard: Literal["ddp", "fsdp"] = option(
+        "ddp",
+        "How learners share an agent's weights. ddp: each has all. fsdp: each has a part, for models that do "
+        "not fit otherwise.",
+    )
     seed: int = option(0, "Seeds tasks, starts and sampling.", low=0, high=2**31 - 1)
     out: str = option("", "Run folder; default runs/<env>-<date>-<seed>. It must not exist, or be empty.")
 

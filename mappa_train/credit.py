@@ -29,13 +29,6 @@ class Gather(Protocol):
     def __call__(self, values: Tensor) -> Sequence[Tensor]: ...
 
 
-def all_gather(values: Tensor) -> list[Tensor]:
-    """The `Gather` of the default process group of `torch.distributed`."""
-    parts = [torch.empty_like(values) for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather(parts, values.contiguous())
-    return parts
-
-
 def returns(rewards: Tensor, scored: Tensor, gamma: float, mode: str) -> Tensor:
     """The return G_i of each action of one episode.
 

@@ -1,10 +1,11 @@
-"""What a coached run saw, as training data for others: `export RUN --format sft | dpo`.
+"""What a coached run saw, as training data for others: `export RUN --format sft | dpo`, and the command line.
 
 sft : well-scored actions, and the coach's corrections of the others, as `messages` (Hugging Face, TRL).
 dpo : two actions of one agent on exactly the same prompt with different final scores, and actions beside
     their corrections, as `prompt`, `chosen` and `rejected` in TRL's conversational form.
 
 One JSON-lines file an agent, and metadata.json. Agents' text is data: nothing of it is interpreted.
+`--format hf` exports weights: `export_hf.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any, Literal, get_args
 
 from mappa_envs.errors import ConfigError, DataError, UnavailableError
 from mappa_envs.types import Message, StopReason, Turn
+from mappa_train.arguments import add_step
+from mappa_train.checkpoint import RunFolder
 from mappa_train.files import atomic_file, disk_errors, write_atomically
 from mappa_train.report import all_episodes
 
@@ -86,7 +89,7 @@ def export(
     export.
     """
     if kind not in FORMATS:
-        raise ConfigError(f"--format {kind}: unknown; the formats are {', '.join(FORMATS)}")
+        raise ConfigError(f"--format {kind}: unknown; the formats are {', '.join((*FORMATS, 'hf'))}")
     if min_score is None:
         min_score = SFT_MIN_SCORE if kind == "sft" else 0.0
     if not 0 <= min_score <= 10:
@@ -262,11 +265,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         required=True,
-        metavar="{" + ",".join(FORMATS) + "}",
-        help="sft: good actions as `messages`. dpo: pairs of a better and a worse one on the same prompt",
+        metavar="{" + ",".join((*FORMATS, "hf")) + "}",
+        help="sft: good actions as `messages`. dpo: pairs of a better and a worse one on the same prompt. "
+        "hf: each agent's weights, for transformers, peft and vLLM",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="where to write; default RUN/export-<format>"
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where to write; default RUN/export-<format>, for hf a folder of the step in it",
     )
     parser.add_argument(
         "--min-score",
@@ -277,16 +284,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--split",
-        default="train",
         choices=("train", "val", "test"),
         help="export episodes on these tasks; default train. Who trains on others cannot measure on them",
+    )
+    hf = parser.add_argument_group("for --format hf")
+    add_step(hf)
+    hf.add_argument(
+        "--merged",
+        action="store_true",
+        help="a whole model an agent instead of an adapter: larger, loads without peft",
+    )
+    hf.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="of a whole model; default float32: exactly the policy. bfloat16 is half as large",
     )
 
 
 def run_command(run: Path, options: argparse.Namespace) -> int:
     """Export, and say what was written."""
-    done = export(run, options.format, out=options.out, min_score=options.min_score, split=options.split)
+    _check_idle(options)
+    if options.format == "hf":
+        from mappa_train import export_hf
+
+        return export_hf.run_command(RunFolder.open(run), options)
+    split = options.split or "train"
+    done = export(run, options.format, out=options.out, min_score=options.min_score, split=split)
     for agent, count in done.rows.items():
         print(f"{agent}: {count} row(s)" + (f" in {done.folder / agent}.jsonl" if count else ", no file"))
     print(f"metadata: {done.folder / 'metadata.json'}")
     return 0
+
+
+def _check_idle(options: argparse.Namespace) -> None:
+    """Raise `ConfigError` for an option of the other formats."""
+    names = ("min_score", "split") if options.format == "hf" else ("step", "merged", "dtype")
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value is not False:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag}: does nothing with --format {options.format}; leave it out")

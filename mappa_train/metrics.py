@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mappa_envs.coach.base import BUDGET_SPENT
 from mappa_envs.coach.llm.limits import Usage
+from mappa_envs.evaluation import EvalRow
 from mappa_envs.stats import mean
 from mappa_envs.types import Episode, StopReason, Task, Turn
 
@@ -38,6 +39,11 @@ OUTCOME_METRICS = (
 )
 """Figures that several tasks share; each task's own metric is added to them."""
 
+EVAL_FIGURES = (
+    *("num_episodes", "num_tasks", "success_rate", "success_low", "success_high"),
+    *("outcome", "outcome_low", "outcome_high", "valid_artifacts"),
+)
+"""Of an evaluation on val tasks; those of the environment are added to them."""
 TIMES = ("rollout", "coach", "sandbox", "learn", "sync")
 _PER_UPDATE = ("kl", "clipfrac", "entropy", "loss", "grad_norm", "lr")
 
@@ -49,16 +55,18 @@ class MetricKeys:
     agents: tuple[str, ...]
     task_types: tuple[str, ...]
     outcome_metrics: tuple[str, ...] = OUTCOME_METRICS
+    eval_figures: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, agents: Iterable[str], tasks: Iterable[Task]) -> MetricKeys:
-        """The keys for a team's names (in their order) and the tasks of a run."""
+    def of(cls, agents: Iterable[str], tasks: Iterable[Task], eval_figures: Iterable[str] = ()) -> MetricKeys:
+        """The keys for a team's names (in their order), the tasks of a run, and the env's own figures."""
         chosen = tuple(tasks)
         own = {str(task.spec.metric) for task in chosen if hasattr(task, "spec")}
         return cls(
             agents=tuple(agents),
             task_types=tuple(sorted({task.task_type for task in chosen})),
             outcome_metrics=(*OUTCOME_METRICS, *sorted(own - set(OUTCOME_METRICS))),
+            eval_figures=tuple(eval_figures),
         )
 
 
@@ -98,6 +106,7 @@ def step_metrics(
     line |= _outcomes(episodes, keys)
     line |= _updates(updates, keys.agents)
     line |= _lengths(counted, keys.agents)
+    line |= _tools(turns, keys.agents)
     line["tokens/trained"] = sum(item.num_tokens for item in updates.values())
     line |= _times(turns, timings)
     rollout_s = timings.get("rollout")
@@ -108,7 +117,6 @@ def step_metrics(
     line["stop/budget"] = sum(
         any(turn.unscored_reason == BUDGET_SPENT for turn in episode.turns) for episode in episodes
     )
-    line["tool/error_rate"] = mean(not turn.tool.ok for turn in turns if turn.tool is not None)
     return {key: _finite(value) for key, value in line.items()}
 
 
@@ -154,7 +162,30 @@ def _lengths(rollouts: Sequence[EpisodeRollout], agents: Sequence[str]) -> Metri
     line: MetricLine = {"tokens/generated": sum(length for _, length in lengths)}
     for agent in agents:
         line[f"length/{agent}"] = mean(length for name, length in lengths if name == agent)
+    cut = [(action.agent, action.generation.truncated) for item in rollouts for action in item.actions]
+    for agent in agents:
+        line[f"truncated/{agent}"] = mean(value for name, value in cut if name == agent)
     return line
+
+
+def _tools(turns: Sequence[Turn], agents: Sequence[str]) -> MetricLine:
+    """How often code was run, and how often it failed: of all actions, and of each agent's."""
+    line: MetricLine = {}
+    for suffix, mine in (
+        ("", turns),
+        *((f"/{a}", [turn for turn in turns if turn.agent == a]) for a in agents),
+    ):
+        line[f"tool/use{suffix}"] = mean(turn.tool is not None for turn in mine)
+        line[f"tool/error_rate{suffix}"] = mean(not turn.tool.ok for turn in mine if turn.tool is not None)
+    return line
+
+
+def evaluation_metrics(row: EvalRow | None, keys: MetricKeys, time_s: float | None = None) -> MetricLine:
+    """The figures of an evaluation on val tasks, named as in those of `eval`; None where there was none."""
+    known = row.to_json() if row else {}
+    line: MetricLine = {f"eval/{name}": known.get(name) for name in (*EVAL_FIGURES, *keys.eval_figures)}
+    line["time/eval"] = time_s
+    return {key: _finite(value) for key, value in line.items()}
 
 
 def _coach(turns: Sequence[Turn], agents: Sequence[str], used: Usage | None) -> MetricLine:

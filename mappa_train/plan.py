@@ -12,7 +12,8 @@ from mappa_train.checkpoint import planned_path
 from mappa_train.coach_fit import calibrate
 from mappa_train.coaching import open_coach
 from mappa_train.config import Config, to_toml
-from mappa_train.model import EMBEDDED, find_cached
+from mappa_train.memory import plan_memory
+from mappa_train.model import EMBEDDED, LoadedModel, find_cached
 from mappa_train.start import find_start
 
 if TYPE_CHECKING:
@@ -74,9 +75,40 @@ def plan(config: Config) -> list[str]:
         f"episodes: {count} = {config.steps} steps x {config.episodes_per_step}; {per_step} task(s) a step",
         f"model:    {kept.description if kept else _fetch(config.model)}",
         *([f"start:    {start}"] if start is not None else []),
+        *([_held_out(config)] if config.eval_every else []),
         f"coach:    {config.coach}; sandbox: {config.sandbox}",
+        *_learners(config),
+        *_workers(config),
+        *[f"memory:   {line}" for line in _memory(config, kept, len(env.possible_agents))],
         f"run:      {folder} ({shutil.disk_usage(place).free / 1e9:.1f} GB free)",
     ]
+
+
+def _learners(config: Config) -> list[str]:
+    if config.learners_per_agent == 1:
+        return []
+    return [f"learners: {config.learners_per_agent} processes ({config.shard}); memory is of each"]
+
+
+def _workers(config: Config) -> list[str]:
+    if not config.num_rollout_workers:
+        return []
+    from mappa_train.cluster.session import plan_lines
+
+    cluster, workers = plan_lines(config)
+    return [f"cluster:  {cluster}", f"workers:  {workers}"]
+
+
+def _held_out(config: Config) -> str:
+    tasks = make_env(config, "val", coach=None).tasks
+    every = f"every {config.eval_every} step(s)"
+    return f"measure:  {config.eval_episodes} episodes on {len(tasks)} val tasks, {every}"
+
+
+def _memory(config: Config, kept: LoadedModel | None, num_agents: int) -> list[str]:
+    if kept is None:
+        return ["unknown until the model is on this machine"]
+    return plan_memory(config, kept.folder, num_agents)
 
 
 def _fetch(name: str) -> str:

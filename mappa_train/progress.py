@@ -35,7 +35,7 @@ class Progress(Protocol):
         ...
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Inside a step: "rollout" with finished episodes, "learn" with updated agents; any number of times.
+        """Inside a step: "rollout" or "eval" with finished episodes, "learn" with updated agents; often.
 
         Without a `start` there are no steps, as when a checkpoint is measured.
         """
@@ -43,6 +43,10 @@ class Progress(Protocol):
 
     def step(self, metrics: Line) -> None:
         """A step is finished; `metrics` is its line of metrics.jsonl."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Something that is worth a line, such as what a run takes up."""
         ...
 
     def finish(self, first: Line | None, last: Line | None, run_path: Path) -> None:
@@ -66,6 +70,8 @@ class SilentProgress:
 
     def phase(self, name: str, done: int, total: int) -> None: ...
 
+    def say(self, line: str) -> None: ...
+
     def step(self, metrics: Line) -> None: ...
 
     def finish(self, first: Line | None, last: Line | None, run_path: Path) -> None: ...
@@ -84,7 +90,7 @@ class PlainProgress:
 
     def start(self, total_steps: int, agents: Sequence[str], first_step: int = 1) -> None:
         self._begin(total_steps, agents, first_step)
-        self._say(f"{total_steps - first_step + 1} step(s) to go; agents: {', '.join(agents)}")
+        self.say(f"{total_steps - first_step + 1} step(s) to go; agents: {', '.join(agents)}")
 
     def _begin(self, total_steps: int, agents: Sequence[str], first_step: int) -> None:
         self.total, self.agents, self.first_step = total_steps, tuple(agents), first_step
@@ -94,10 +100,10 @@ class PlainProgress:
         # A line for each episode would bury the steps.
         if time.monotonic() - self.spoke >= PHASE_INTERVAL_S:
             step = f"step {self.done + 1}/{self.total}: " if self.total else ""
-            unit = "episodes" if name == "rollout" else "agents"
-            self._say(f"{step}{name} {done}/{total} {unit}")
+            unit = "agents" if name == "learn" else "episodes"
+            self.say(f"{step}{name} {done}/{total} {unit}")
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         self.spoke = time.monotonic()
         self.console.print(Text(line), soft_wrap=True)
 
@@ -111,7 +117,9 @@ class PlainProgress:
             f"{number(metrics.get('throughput/tokens_per_s'), 0)} tokens/s",
             f"{duration(self.elapsed_s)} gone, {duration(self.left_s)} left",
         ]
-        self._say("  ".join(parts))
+        if metrics.get("eval/outcome") is not None:
+            parts.insert(3, f"val outcome {number(metrics['eval/outcome'])}")
+        self.say("  ".join(parts))
 
     def finish(self, first: Line | None, last: Line | None, run_path: Path) -> None:
         self.stop()
@@ -179,7 +187,7 @@ class LiveProgress(PlainProgress):
 def _share(name: str, done: int, total: int) -> float:
     """How much of a step is done; sampling is most of it."""
     part = done / total if total else 0.0
-    return 0.8 * part if name == "rollout" else 0.8 + 0.2 * part if name == "learn" else 0.0
+    return {"rollout": 0.8 * part, "learn": 0.8 + 0.2 * part, "eval": 1.0}.get(name, 0.0)
 
 
 def comparison(first: Line, last: Line, agents: Sequence[str], run_path: Path) -> Table:

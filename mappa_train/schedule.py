@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+from mappa_envs.errors import ConfigError
 from mappa_train.config import Config
 
 
@@ -20,3 +22,21 @@ def learning_rate(config: Config, start: float, end: float) -> float:
         progress = min(1.0, max(0.0, start - config.warmup) / (1 - config.warmup))
         rate = config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * progress)) / 2
     return rate * min(1.0, end / config.warmup) if config.warmup else rate
+
+
+def extended(config: Config, steps: int, finished: int) -> Config:
+    """The settings of a run that is to have another number of steps, after `finished` of them.
+
+    Raises `ConfigError` where the run could not be the same as one that was begun with that number.
+    """
+    if steps <= finished:
+        raise ConfigError(f"--steps {steps}: the run has {finished} steps already; give more")
+    shares = [f"--warmup {config.warmup:g}"] if config.warmup else []
+    shares += ["--schedule cosine"] if config.schedule == "cosine" else []
+    if shares and steps != config.steps:
+        raise ConfigError(
+            f"--steps {steps}: with {' and '.join(shares)}, the learning rate follows the share of the run "
+            f"that is done: of {steps} steps, it would have been another from the first on. Begin a new run "
+            "from these weights with --init"
+        )
+    return dataclasses.replace(config, steps=steps)

@@ -29,6 +29,11 @@ def _check(config: Config) -> None:
         value = getattr(config, item.name)
         flag = "--" + item.name.replace("_", "-")
         choices = get_args(hints[item.name])
+        if item.name == "engine" and value.startswith("openai:"):
+            raise ConfigError(
+                "--engine openai:…: a server's weights cannot be trained from here; measure its models with "
+                "`python -m mappa_train eval --env … --engine openai:URL --model NAME`"
+            )
         if choices and value not in choices:
             raise ConfigError(
                 f"{flag} {value}: choose one of {', '.join(choices)}{did_you_mean(value, choices)}"
@@ -44,6 +49,65 @@ def _check(config: Config) -> None:
     _check_sandbox(config.sandbox)
     _check_url(config.coach_base_url)
     _check_learning(config)
+    _check_evaluation(config)
+    _check_workers(config)
+    check_learners(config)
+    _check_time_limits(config)
+
+
+def _check_time_limits(config: Config) -> None:
+    """Time limits would undo the exact repetition of the engine that has a turn barrier."""
+    for name in ("action_timeout_s", "episode_timeout_s"):
+        value, flag = getattr(config, name), "--" + name.replace("_", "-")
+        if value and config.engine in ("auto", "transformers"):
+            raise ConfigError(
+                f"{flag} {value:g}: with --engine {config.engine} a run repeats exactly, whatever the time; "
+                f"bound actions by --max-new-tokens and --max-actions, or take --engine vllm"
+            )
+
+
+def check_learners(config: Config) -> None:
+    """Raise `ConfigError` for settings of learners that would do nothing, or leave some idle."""
+    ranks = config.learners_per_agent
+    if ranks == 1 and config.shard != Config.shard:
+        raise ConfigError(f"--shard {config.shard}: needs --learners-per-agent 2 or more; leave it out")
+    by_task = find_algorithm(config.algorithm).compares
+    units = -(-config.episodes_per_step // (config.samples_per_task if by_task else 1))
+    if ranks > units:
+        what = f"task(s) (--algorithm {config.algorithm} keeps those together)" if by_task else "episode(s)"
+        raise ConfigError(
+            f"--learners-per-agent {ranks}: a step has {units} {what}, so some would be idle; give fewer, or "
+            "more --episodes-per-step"
+        )
+
+
+def _check_workers(config: Config) -> None:
+    """Settings of rollout workers that would do nothing without any; and what goes without them only."""
+    if config.num_rollout_workers and config.learners_per_agent > 1:
+        raise ConfigError(
+            f"--num-rollout-workers {config.num_rollout_workers}: with --learners-per-agent "
+            f"{config.learners_per_agent} every learner plays its own share; leave one out"
+        )
+    for name in ("ray_address", "placement", "worker_timeout_s"):
+        value = getattr(config, name)
+        if not config.num_rollout_workers and value != getattr(Config(), name):
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"{flag} {value}: needs --num-rollout-workers 1 or more; add that, or leave it out"
+            )
+
+
+def _check_evaluation(config: Config) -> None:
+    """Measuring while training: held out means not trained on."""
+    if not config.eval_every and config.eval_episodes != Config.eval_episodes:
+        raise ConfigError(
+            f"--eval-episodes {config.eval_episodes}: does nothing without --eval-every; give that, too"
+        )
+    if config.eval_every and config.split == "val":
+        raise ConfigError(
+            f"--eval-every {config.eval_every}: measures on val tasks, and --split val trains on them; "
+            "leave one out"
+        )
 
 
 def _check_learning(config: Config) -> None:
@@ -110,6 +174,25 @@ def _check_sandbox(kind: str) -> None:
         raise ConfigError(f"--sandbox {kind}{did_you_mean(kind, KINDS)}: {error}") from None
 
 
+def _whole(value: Any) -> int:
+    """Also of a text such as 1e3; through a float, which has 53 bits, only where there is no other way."""
+    if isinstance(value, bool):
+        raise TypeError("a truth value")
+    try:
+        return int(str(value))
+    except ValueError:
+        number = int(float(value))
+        if number != float(value):
+            raise
+        return number
+
+
+def _real(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError("a truth value")
+    return float(value)
+
+
 def parse_value(name: str, value: Any) -> Any:
     """A value of the command line or of a TOML file as the field's type. Raises `ConfigError`."""
     hints = field_types()
@@ -122,9 +205,7 @@ def parse_value(name: str, value: Any) -> Any:
             raise ConfigError(f"--{name.replace('_', '-')}: must not hold a NUL character")
         return str(value)
     try:
-        if isinstance(value, bool) or (kind is int and float(value) != int(float(value))):
-            raise ValueError
-        return kind(float(value)) if kind is int else float(value)
+        return _whole(value) if kind is int else _real(value)
     except (TypeError, ValueError, OverflowError):
         word = "a whole number" if kind is int else "a number"
         raise ConfigError(f"--{name.replace('_', '-')} {value}: must be {word}") from None
@@ -144,11 +225,13 @@ def read_settings(path: Path) -> dict[str, Any]:
     return {name: parse_value(name, value) for name, value in table.items() if name != "resolved"}
 
 
-ENV_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    # No files to start from in the middle, and the answer is kept from the coach, as in the paper.
-    "mathchat-v0": {"exploring_starts": 0.0, "ground_truth": "off"},
-}
-"""What differs from the field's own default; whatever is set by hand or in a file goes before it."""
+def env_defaults(env: str, coach: str) -> Mapping[str, Any]:
+    """What differs from a field's own default; whatever is set by hand or in a file goes before it."""
+    if env != "mathchat-v0":
+        return {}
+    # No files to start from in the middle. A model that coaches is not shown the answer, as in the paper; the
+    # rubric cannot solve a problem, and without the answer it would teach form, right or wrong.
+    return {"exploring_starts": 0.0, "ground_truth": "final" if coach == "rubric" else "off"}
 
 
 def resolve(overrides: Mapping[str, Any], *, preset: str | None = None, file: Path | None = None) -> Config:
@@ -171,7 +254,9 @@ def resolve(overrides: Mapping[str, Any], *, preset: str | None = None, file: Pa
     hindsight = {"hindsight": {"returns": "per_action"}}
     scoring = _fixed_by("scoring", lambda name: hindsight.get(name, {}), sources)
     algorithm = _fixed_by("algorithm", lambda name: find_algorithm(name).fixed, sources)
-    config = Config(**{**ENV_DEFAULTS.get(env, {}), **settings, **scoring, **algorithm})
+    config = Config(
+        **{**env_defaults(env, str(settings.get("coach", Config.coach))), **settings, **scoring, **algorithm}
+    )
     _check(config)
     fixer = "algorithm" if "returns" in algorithm else "scoring" if "returns" in scoring else "returns"
     return _without_idle(config, sources, fixer)

@@ -91,7 +91,7 @@ def prepare(
 
     Raises `DataError` where an agent has nothing to learn from, or an action is too long for the model.
     """
-    env = team.envs[0]
+    env = team.env
     held_out: list[Example] = []
     if not examples:
         say(f"the scripted expert plays {len(env.tasks)} tasks to learn from, and those of val")
@@ -212,7 +212,7 @@ def _expert_examples(config: Config, team: Team) -> tuple[list[Example], list[Ex
     """What the expert did in episodes that succeeded, on the tasks of the split and on those of val."""
 
     async def both() -> tuple[list[Example], list[Example]]:
-        mine = await _play_tasks(team.envs[0])
+        mine = await _play_tasks(team.env)
         if config.split == "val":
             return mine, []
         val = make_env(config, "val", sandbox=team.sandbox, coach=None)

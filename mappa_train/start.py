@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mappa_envs.errors import ConfigError
-from mappa_train.checkpoint import MANIFEST, RunFolder, find_run, verify_files, write_manifest
+from mappa_train.checkpoint import RunFolder, find_run
 from mappa_train.config import Config
+from mappa_train.manifest import MANIFEST, verify_files, write_manifest
 
 _LORA = ("lora_rank", "lora_alpha")
 

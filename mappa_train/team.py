@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,58 +12,101 @@ from safetensors.torch import load_file, save_file
 
 from mappa_envs.errors import ConfigError
 from mappa_envs.pipeline import PipelineEnv, large_files
-from mappa_envs.sandbox import Sandbox, open_sandbox
+from mappa_envs.sandbox import Limits, Sandbox, open_sandbox
 from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config
-from mappa_train.engine.base import Engine
-from mappa_train.engine.transformers import TransformersEngine
+from mappa_train.engine.base import BatchEngine, StreamEngine
+from mappa_train.engine.choice import open_engine
+from mappa_train.memory import check_memory
 from mappa_train.model import load_pretrained
 from mappa_train.plan import make_env
 from mappa_train.policies import FullPolicies, LoRAPolicies, Policies
+from mappa_train.rollout import EpisodePlan, RolloutLimits, RolloutTimes, collect
 from mappa_train.tokens import ChatTokenizer
+from mappa_train.types import EpisodeRollout
 
 WEIGHTS = "weights.safetensors"
 
 
 @dataclass(kw_only=True)
 class Team:
-    """Everything that acts: policies, what samples from them, and the environments they act in."""
+    """Everything that acts: policies, what samples from them, and the environment that they act in.
+
+    `held_out` has the val tasks and no coach; None where nothing is measured on them.
+    """
 
     policies: Policies
-    engine: Engine
+    engine: BatchEngine | StreamEngine
     tokenizer: ChatTokenizer
-    envs: Sequence[PipelineEnv]
+    env: PipelineEnv
     sandbox: Sandbox
+    held_out: PipelineEnv | None = None
 
     def close(self) -> None:
-        """Stop the sandbox and everything in it."""
-        asyncio.run(self.sandbox.close())
+        """Stop the engine, and the sandbox and everything in it."""
+        try:
+            self.engine.close()
+        finally:
+            asyncio.run(self.sandbox.close())
 
 
-def open_team(config: Config, *, split: str | None = None, num_envs: int, coached: bool = True) -> Team:
-    """Load the model, start the sandbox and make the environments, which share both.
+def open_team(config: Config, *, split: str | None = None, coached: bool = True) -> Team:
+    """Load the model, start the sandbox and make the environment.
 
     Not `coached`: nobody scores, and the coach of the settings is not even made.
     """
     first = make_env(config, split) if coached else make_env(config, split, coach=None)
     folder = load_pretrained(config.model).folder
-    sandbox = open_sandbox(config.sandbox, shared=large_files(first.tasks))
-    shared: dict[str, Any] = {"tasks": first.tasks, "sandbox": sandbox, "coach": first.coach}
-    envs = [make_env(config, split, **shared) for _ in range(num_envs)]
+    limits = Limits(time_s=config.tool_timeout_s)
+    val = make_env(config, "val", coach=None).tasks if coached and config.eval_every else []
+    sandbox = open_sandbox(config.sandbox, limits, shared=large_files([*first.tasks, *val]))
+    env = make_env(config, split, tasks=first.tasks, sandbox=sandbox, coach=first.coach)
+    held_out = make_env(config, "val", tasks=val, sandbox=sandbox, coach=None) if val else None
     agents = first.possible_agents
+    if coached:  # what plays without a coach does not learn
+        check_memory(config, folder, len(agents))
     tokenizer = ChatTokenizer(folder)
+    checkpointing = config.gradient_checkpointing == "on"
     policies: Policies = (
-        LoRAPolicies(folder, agents, config.lora_rank, config.lora_alpha, config.seed)
+        LoRAPolicies(
+            folder,
+            agents,
+            config.lora_rank,
+            config.lora_alpha,
+            config.seed,
+            checkpointing=checkpointing,
+        )
         if config.policy == "lora"
-        else FullPolicies(folder, agents)
+        else FullPolicies(folder, agents, checkpointing=checkpointing)
     )
-    engine = TransformersEngine(
-        policies,
-        tokenizer.stop_ids,
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
+    engine = open_engine(config, policies, folder, tokenizer)
+    return Team(
+        policies=policies, engine=engine, tokenizer=tokenizer, env=env, sandbox=sandbox, held_out=held_out
     )
-    return Team(policies=policies, engine=engine, tokenizer=tokenizer, envs=envs, sandbox=sandbox)
+
+
+def play(
+    plans: Sequence[EpisodePlan],
+    config: Config,
+    team: Team,
+    *,
+    step: int,
+    policy_version: int,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[list[EpisodeRollout], RolloutTimes]:
+    """`collect` training episodes with the team, as the settings say."""
+    return collect(
+        plans,
+        env=team.env,
+        engine=team.engine,
+        tokenizer=team.tokenizer,
+        max_prompt_tokens=team.tokenizer.context_tokens - config.max_new_tokens,
+        seed=config.seed,
+        step=step,
+        policy_version=policy_version,
+        limits=RolloutLimits.of(config),
+        on_done=on_done,
+    )
 
 
 def save_weights(run: RunFolder, step: int, policies: Policies, state: Mapping[str, Any]) -> None:

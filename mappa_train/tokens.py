@@ -40,6 +40,10 @@ class ChatTokenizer:
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
         self.stop_ids = tuple(sorted(stop for stop in stops if stop is not None))
 
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer and its chat template, as `from_pretrained` reads them."""
+        self._tokenizer.save_pretrained(folder)
+
     def encode(self, messages: Sequence[Mapping[str, str]]) -> Tensor:
         """The prompt up to and including the start of the assistant's turn: int64 [p].
 

@@ -5,30 +5,51 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mappa_envs.coach.llm.limits import Usage
 from mappa_envs.errors import UnavailableError
-from mappa_train.checkpoint import Checkpoint, RunFolder, verify_files
+from mappa_train.algorithms import find_algorithm
+from mappa_train.checkpoint import Checkpoint, RunFolder
+from mappa_train.cluster.session import rollout_workers
+from mappa_train.cluster.weights import publish
 from mappa_train.coach_fit import keep_calibration
-from mappa_train.coaching import count_earlier, has_budget, keep_spent, out_of_budget, used_by
+from mappa_train.coaching import (
+    count_earlier,
+    divided,
+    has_budget,
+    keep_spent,
+    out_of_budget,
+    share_of_budget,
+    used_by,
+    used_since,
+)
 from mappa_train.config import Config
 from mappa_train.credit import returns
 from mappa_train.debias import Debias
+from mappa_train.distributed import ALONE, Ranks, play_together
+from mappa_train.evaluate import measure
+from mappa_train.keeping import tidy
 from mappa_train.learner import AdvantageStats, Learner
-from mappa_train.metrics import EventWriter, MetricKeys, step_metrics
+from mappa_train.manifest import verify_files
+from mappa_train.metrics import EventWriter, MetricKeys, MetricLine, evaluation_metrics, step_metrics
 from mappa_train.monitors import CoachMonitor
-from mappa_train.policies import Policies
+from mappa_train.policies import pick_device
 from mappa_train.progress import Progress
 from mappa_train.report import read_episodes, write_report
-from mappa_train.rollout import RolloutTimes, collect, plan_step
-from mappa_train.team import Team, load_weights, open_team, save_weights
+from mappa_train.rollout import RolloutTimes, plan_step
+from mappa_train.run_log import log_start, log_step
+from mappa_train.team import Team, load_weights, open_team, play, save_weights
 from mappa_train.types import EpisodeRollout, SampleCredit, UpdateStats
+from mappa_train.wandb_writer import WandbWriter
+
+if TYPE_CHECKING:
+    from mappa_train.cluster.pool import WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +66,17 @@ class _Loop:
     keys: MetricKeys
     monitor: CoachMonitor
     progress: Progress
+    workers: WorkerPool | None
+    ranks: Ranks
 
 
-def train(config: Config, run: RunFolder, progress: Progress, resume: bool = False) -> None:
+def train(
+    config: Config, run: RunFolder, progress: Progress, resume: bool = False, ranks: Ranks = ALONE
+) -> None:
     """Train a team and leave everything about it in the run folder.
+
+    Each of several ranks calls this, and the first one writes. All have the episodes of all and decide by
+    them, so that they decide alike.
 
     Raises `UnavailableError` when the coach left more than `max_unscored` of a step's actions unscored;
     whatever was finished is in a checkpoint then, as after an interruption. The step in which the coach's
@@ -56,18 +84,26 @@ def train(config: Config, run: RunFolder, progress: Progress, resume: bool = Fal
     """
     if config.returns == "to_go":
         log.warning("--returns to_go grows with the actions left: a long failure can outrank a short success")
-    config = keep_calibration(config, run)
-    with closing(open_team(config, num_envs=config.episodes_per_step)) as team:
-        loop, done = _begin(config, run, team, progress, resume)
-        coach = team.envs[0].coach
+    config = ranks.share(lambda: keep_calibration(config, run))
+    with (
+        closing(open_team(divided(config, ranks.size))) as team,
+        rollout_workers(config, team, progress.say) as workers,
+    ):
+        loop, done = _begin(config, run, team, progress, workers, resume, ranks)
+        coach = team.env.coach
         count_earlier(coach, run)
+        if ranks.is_first:
+            log_start(config, run, loop.keys.agents, str(pick_device()), done)
         progress.start(config.steps, loop.keys.agents, first_step=done + 1)
         try:
             if has_budget(coach):
                 done = _run_steps(loop, done)
         finally:
             # A step that came to nothing was paid for all the same.
-            keep_spent(coach, run)
+            if ranks.is_first:
+                keep_spent(coach, run)
+    if not ranks.is_first:
+        return
     if done < config.steps:
         log.warning(
             "the coach's budget of %g USD is spent: the run ends after step %d of %d. To go on, raise "
@@ -81,15 +117,30 @@ def train(config: Config, run: RunFolder, progress: Progress, resume: bool = Fal
     progress.finish(lines[0], lines[-1], run.path)
 
 
-def _begin(config: Config, run: RunFolder, team: Team, progress: Progress, resume: bool) -> tuple[_Loop, int]:
+def _begin(
+    config: Config,
+    run: RunFolder,
+    team: Team,
+    progress: Progress,
+    workers: WorkerPool | None,
+    resume: bool,
+    ranks: Ranks,
+) -> tuple[_Loop, int]:
     """Everything in its state after the newest checkpoint, or at the start; and the number of that step."""
     if run.start_path.is_dir():
         verify_files(run.start_path, "begin the run again")
         load_weights(run.start_path, team.policies)
         team.policies.freeze_reference()
-    learner, debias = Learner(team.policies, config), Debias(config.debias)
-    done = _restore(run.load(), run, team.policies, learner, debias) if resume else 0
-    keys = MetricKeys.of(team.envs[0].possible_agents, team.envs[0].tasks)
+    checkpoint = run.load() if resume else None
+    if checkpoint is not None:
+        load_weights(checkpoint.folder, team.policies)
+    learner, debias = Learner(team.policies, config, ranks), Debias(config.debias)
+    if checkpoint is not None:
+        _restore(checkpoint, learner, debias)
+        if ranks.is_first:
+            run.truncate(checkpoint.step)
+        ranks.meet("the restart from the checkpoint")
+    keys = MetricKeys.of(team.env.possible_agents, team.env.tasks, team.env.figures([]))
     loop = _Loop(
         config=config,
         run=run,
@@ -99,81 +150,130 @@ def _begin(config: Config, run: RunFolder, team: Team, progress: Progress, resum
         keys=keys,
         monitor=CoachMonitor(keys.agents, run.read_metrics(), partial(read_episodes, run.path)),
         progress=progress,
+        workers=workers,
+        ranks=ranks,
     )
-    return loop, done
+    return loop, checkpoint.step if checkpoint is not None else 0
 
 
 def _run_steps(loop: _Loop, done: int) -> int:
     """All steps after `done`; returns the last one, which has a checkpoint."""
-    config, run, learner = loop.config, loop.run, loop.learner
+    config, learner, ranks = loop.config, loop.learner, loop.ranks
     saved, seen = done, loop.debias.state()
-    with closing(EventWriter(run.events_path, done)) as events:
+    with ExitStack() as stack:
+        writers = _open_writers(loop, done, stack)
         try:
             for step in range(done + 1, config.steps + 1):
                 line = _step(step, loop)
-                keep_spent(loop.team.envs[0].coach, run)
-                events.write(line)
+                if ranks.is_first:
+                    _record(line, loop, writers)
                 done, seen = step, loop.debias.state()
                 is_last = step == config.steps or bool(line["stop/budget"])
-                if step % config.checkpoint_every == 0 or is_last:
+                if step % config.checkpoint_every == 0 or is_last or line["eval/num_episodes"]:
                     _save(step, loop, seen)
                     saved = step
-                write_report(run.path)
+                if ranks.is_first:
+                    write_report(loop.run.path)
                 loop.progress.step(line)
                 if is_last:
                     break
         finally:
-            # In the middle of an update the weights are of no step at all.
-            if done > saved and learner.intact and learner.version == done:
+            # In the middle of an update the weights are of no step at all. Several ranks are not in the same
+            # place when they are interrupted, and go back to the last checkpoint.
+            if done > saved and learner.intact and learner.version == done and ranks.size == 1:
                 _save(done, loop, seen)
     return done
 
 
+def _open_writers(loop: _Loop, done: int, stack: ExitStack) -> list[EventWriter | WandbWriter]:
+    """Who gets each line of figures besides metrics.jsonl; closed with the stack."""
+    if not loop.ranks.is_first:
+        return []
+    writers: list[EventWriter | WandbWriter] = [EventWriter(loop.run.events_path, done)]
+    if loop.config.wandb:
+        writers.append(WandbWriter(loop.config, loop.run))
+    return [stack.enter_context(closing(writer)) for writer in writers]
+
+
+def _record(line: MetricLine, loop: _Loop, writers: Sequence[EventWriter | WandbWriter]) -> None:
+    loop.run.append_metrics(line)
+    keep_spent(loop.team.env.coach, loop.run)
+    for writer in writers:
+        writer.write(line)
+    log_step(line, loop.config.steps)
+
+
 def _step(step: int, loop: _Loop) -> dict[str, float | int | None]:
-    config, team, learner = loop.config, loop.team, loop.learner
+    config, learner, ranks, coach = loop.config, loop.learner, loop.ranks, loop.team.env.coach
     start = time.perf_counter()
     # One seed a step: a resumed run shuffles its minibatches as the uninterrupted one would.
     torch.manual_seed(config.seed * 1_000_003 + step)
-    team.engine.sync(learner.version)
-    before = used_by(team.envs[0].coach)
-    rollouts, times = _rollout(step, config, team, loop.progress)
-    loop.run.append_episodes(step, rollouts)
+    before = used_by(coach)
+    with share_of_budget(coach, ranks.size):
+        rollouts, times, played = _rollout(step, loop)
+    if ranks.is_first:
+        loop.run.append_episodes(step, rollouts)
     _check_scored(step, config, rollouts)
     learning = time.perf_counter()
     samples = credit_samples(loop.debias.apply(rollouts), config)
-    updates, advantages = learner.update(samples, partial(loop.progress.phase, "learn"))
+    mine = [sample for sample in samples if sample.episode_index in played]
+    updates, advantages = learner.update(mine, partial(loop.progress.phase, "learn"))
+    if ranks.is_first:
+        loop.run.append_credit(step, advantages.actions)
     learn_s = time.perf_counter() - learning
-    after = used_by(team.envs[0].coach)
-    used = after - before if before and after else None
+    used = used_since(coach, before, ranks)
     line = _line(step, rollouts, samples, updates, advantages, loop.keys, times, used, learn_s, start)
     line |= loop.monitor.figures(line, [item.episode for item in rollouts])
-    loop.run.append_metrics(line)
-    return line
+    # One rank measures: the others could only repeat it.
+    return line | ranks.share(lambda: _held_out(step, loop))
 
 
-def _rollout(
-    step: int, config: Config, team: Team, progress: Progress
-) -> tuple[list[EpisodeRollout], RolloutTimes]:
-    progress.phase("rollout", 0, config.episodes_per_step)
+def _rollout(step: int, loop: _Loop) -> tuple[list[EpisodeRollout], RolloutTimes, frozenset[int]]:
+    """The step's episodes, and the indices of those that this rank played."""
+    config, team, version = loop.config, loop.team, loop.learner.version
+    loop.progress.phase("rollout", 0, config.episodes_per_step)
+    start = time.perf_counter()
+    if loop.workers is None:
+        team.engine.sync(version)
+    else:
+        loop.workers.sync(publish(team.policies, version))
+    sync_s = time.perf_counter() - start
     plans = plan_step(
         step,
         num_episodes=config.episodes_per_step,
         samples_per_task=config.samples_per_task,
-        tasks=team.envs[0].tasks,
-        team=team.envs[0].possible_agents,
+        tasks=team.env.tasks,
+        team=team.env.possible_agents,
         exploring_starts=config.exploring_starts,
         seed=config.seed,
     )
-    return collect(
-        plans,
-        envs=team.envs,
-        engine=team.engine,
-        tokenizer=team.tokenizer,
-        max_prompt_tokens=team.tokenizer.context_tokens - config.max_new_tokens,
-        seed=config.seed,
-        step=step,
-        on_done=lambda done, total: progress.phase("rollout", done, total),
+    on_done = partial(loop.progress.phase, "rollout")
+    if loop.workers is None:
+        play_mine = partial(
+            play, config=config, team=team, step=step, policy_version=version, on_done=on_done
+        )
+        by_task = find_algorithm(config.algorithm).compares
+        rollouts, times, mine = play_together(plans, play_mine, loop.ranks, by_task=by_task)
+    else:
+        rollouts, times = loop.workers.collect(plans, step, on_done)
+        mine = frozenset(plan.index for plan in plans)
+    return rollouts, replace(times, sync=sync_s), mine
+
+
+def _held_out(step: int, loop: _Loop) -> MetricLine:
+    """The figures of the val tasks, where the step is one of those after which they are measured."""
+    config, env = loop.config, loop.team.held_out
+    if env is None or (step % config.eval_every and step != config.steps):
+        return evaluation_metrics(None, loop.keys)
+    start = time.perf_counter()
+    result = measure(
+        config,
+        replace(loop.team, env=env),
+        version=loop.learner.version,
+        episodes=config.eval_episodes,
+        on_done=partial(loop.progress.phase, "eval"),
     )
+    return evaluation_metrics(result.table.overall, loop.keys, time.perf_counter() - start)
 
 
 def credit_samples(rollouts: Sequence[EpisodeRollout], config: Config) -> list[SampleCredit]:
@@ -237,7 +337,7 @@ def _line(
         return_mean=sum(known) / len(known) if known else None,
         adv_mean=advantages.mean,
         adv_std=advantages.std,
-        timings={"rollout": times.rollout, "learn": learn_s, "sync": 0.0},
+        timings={"rollout": times.rollout, "learn": learn_s, "sync": times.sync},
         time_s=time.perf_counter() - start,
         coach_used=coach_used,
     )
@@ -245,15 +345,15 @@ def _line(
 
 def _save(step: int, loop: _Loop, seen: dict[str, Any] | None) -> None:
     state = {"learner": loop.learner.state(), "rng": torch.get_rng_state(), "cursor": step, "debias": seen}
+    if not loop.ranks.is_first:
+        for agent in loop.team.policies.agents:  # the first rank has a part of the weights only
+            loop.team.policies.state(agent)
+        return
     save_weights(loop.run, step, loop.team.policies, state)
+    tidy(loop.run, loop.config.keep_checkpoints)
 
 
-def _restore(
-    checkpoint: Checkpoint, run: RunFolder, policies: Policies, learner: Learner, debias: Debias
-) -> int:
-    load_weights(checkpoint.folder, policies)
+def _restore(checkpoint: Checkpoint, learner: Learner, debias: Debias) -> None:
     learner.load_state(checkpoint.state["learner"])
     debias.load_state(checkpoint.state.get("debias"))
     torch.set_rng_state(checkpoint.state["rng"])
-    run.truncate(checkpoint.step)
-    return checkpoint.step

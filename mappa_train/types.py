@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -20,6 +21,12 @@ class GenerationRequest:
     agent: str
     prompt_ids: Tensor
     key: tuple[int, int, int, int]
+
+    @property
+    def seed(self) -> int:
+        """63 bits of the key's digest, for a generator of random numbers."""
+        digest = hashlib.sha256(",".join(map(str, self.key)).encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +83,7 @@ class SampleCredit:
 class UpdateStats:
     """What one update of one agent showed.
 
-    Means over the trained tokens (of this rank), those of `loss` and `grad_norm` over the optimizer steps;
+    Means over the trained tokens of all ranks, those of `loss` and `grad_norm` over the optimizer steps;
     `lr` is the last one's. `kl` is log π_old − log π_ref (k1), in nats a token. `clipfrac` is None when there
     was one minibatch and one epoch, since the clip cannot act then.
     """

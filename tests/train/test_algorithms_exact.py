@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,6 @@ from tensordict import TensorDict
 from tiny import AGENTS, make_config, make_model, make_policies, make_samples, no_autocast, plain_model
 from torch import Tensor
 
-from mappa_envs.errors import ConfigError
 from mappa_train.learner import Learner
 from mappa_train.policies import FullPolicies, LoRAPolicies
 from mappa_train.types import SampleCredit
@@ -166,32 +162,3 @@ def test_the_penalty_in_the_loss_keeps_policies_close(folder: Path) -> None:
             updates, _ = learner.update(make_samples(policies, (0.5,) * 8, version))
         norms.append(sum(abs(updates[agent].kl or 0.0) for agent in AGENTS))
     assert norms[1] < norms[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"norm": "agent", "loss_mean": "sequence", "kl": "loss", "epochs": 2},
-        {"algorithm": "reinforce_pp_baseline", "schedule": "cosine", "warmup": 0.3},
-    ],
-)
-def test_two_processes_equal_one(folder: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Real gloo processes with unequal shards: the same parameters after three updates, in float64."""
-    workers = []
-    for rank in range(2):
-        command = [sys.executable, str(Path(__file__).parent / "ranks.py"), str(folder)]
-        command += [str(tmp_path / "store"), str(rank), str(tmp_path / f"{rank}.pt"), json.dumps(settings)]
-        workers.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-    errors = [worker.communicate(timeout=300)[1] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], errors
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    alone_delta = delta_of_updates(folder, updates=3, **settings)
-    assert alone_delta.norm() > 1e-3
-    assert torch.equal(first, second)
-    assert float((first - alone_delta).abs().max()) < 1e-12
-
-
-def test_groups_cannot_be_normalized_by_task_type_over_ranks(policies: LoRAPolicies) -> None:
-    with pytest.raises(ConfigError, match="norm task_type"):
-        Learner(policies, make_config(norm="task_type"), gather=lambda values: [values])

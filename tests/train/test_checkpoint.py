@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_fakes import make_run
+from run_fakes import make_rollout, make_run
 
 from mappa_envs.errors import ConfigError, DataError, UnavailableError
 from mappa_train.checkpoint import RunFolder, planned_path
+from mappa_train.manifest import write_manifest
 from mappa_train.model import LoadedModel
 from mappa_train.settings import resolve
 
@@ -122,6 +123,100 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
         planned_path(resolve({"out": str(tmp_path / "x")}))
     with pytest.raises(ConfigError, match=r"no config\.toml"):
         RunFolder.open(tmp_path)
+
+
+def test_a_start_that_came_to_nothing_is_in_nobodys_way(tmp_path: Path) -> None:
+    config = resolve({"out": str(tmp_path / "run")})
+    first = RunFolder.create(config)
+    first.append_episodes(1, [make_rollout(0)])
+    first.append_metrics({"step": 1})  # killed before its checkpoint
+    first.log_path.write_text("Traceback")
+    (first.path / ".config.toml.123.tmp").touch()
+    (first.checkpoints_path / ".tmp-abc" / "writer_0").mkdir(parents=True)
+    again = RunFolder.create(config)
+    assert sorted(item.name for item in again.path.iterdir()) == [".lock", "config.toml", "run.log"]
+    assert again.log_path.read_text() == "Traceback"
+
+
+@pytest.mark.parametrize("what", ["steps", "checkpoint", "foreign"])
+def test_what_somebody_may_miss_is_in_the_way(tmp_path: Path, what: str) -> None:
+    config = resolve({"out": str(tmp_path / "run")})
+    run = RunFolder.create(config)
+    if what == "steps":
+        run.append_metrics({"step": 1})
+        run.append_metrics({"step": 2})
+    elif what == "checkpoint":
+        save(run, 1)
+    else:
+        (run.path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        RunFolder.create(config)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"step": 2, "time', "line 2: damaged"),
+        ("[1]", "whole"),
+        ('{"step": "2"}', "whole"),
+        ('{"step": 2, "a": \x80}', "line 2"),
+        ("[" * 100_000, "line 2"),
+    ],
+)
+def test_a_damaged_line_of_metrics_is_named_and_never_cut_off(tmp_path: Path, line: str, why: str) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    save(run, 3)
+    with run.metrics_path.open("ab") as file:
+        file.write(line.encode("latin-1") + b'\n{"step": 3}\n')
+    with pytest.raises(DataError, match=why):
+        run.read_metrics()
+    if not line.startswith('{"step": 2'):
+        with pytest.raises(DataError, match="line 2: damaged"):
+            run.truncate(3)
+    assert run.metrics_path.read_bytes().endswith(b'{"step": 3}\n')
+
+
+@pytest.mark.parametrize(
+    "manifest", ["", "[]", '{"agents": [1], "files": {}}', '{"agents": [], "files": {"x": 1}}']
+)
+def test_a_damaged_manifest_is_one_clear_error(tmp_path: Path, manifest: str) -> None:
+    run = make_run(tmp_path / "run")
+    (save(run, 2) / "manifest.json").write_text(manifest)
+    with pytest.raises(DataError, match=r"manifest\.json: damaged or missing .*delete .*step-000002 to use"):
+        run.load()
+
+
+def test_a_checkpoint_without_its_state_is_damaged(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    folder = save(run, 2)
+    for name in ("state.pt", "manifest.json"):
+        (folder / name).unlink()
+    write_manifest(folder, 2, ["writer_0"])
+    with pytest.raises(DataError, match=r"state\.pt: missing"):
+        run.load()
+
+
+def test_resuming_clears_what_was_half_written_or_half_deleted(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=2)
+    save(run, 1)
+    save(run, 2)
+    (run.checkpoint_path(1) / "manifest.json").unlink()
+    (run.checkpoints_path / ".tmp-abc").mkdir()
+    (run.path / ".report.html.77.tmp").touch()
+    run.truncate(2)
+    assert [item.name for item in run.checkpoints_path.iterdir()] == ["step-000002"]
+    assert list(run.path.glob("*.tmp")) == list(run.path.glob(".*.tmp")) == []
+
+
+def test_another_number_of_steps_is_all_that_changes(tmp_path: Path) -> None:
+    run = RunFolder.create(resolve({"out": str(tmp_path / "run"), "lr": "2e-4", "steps": 3}), MODEL)
+    before = run.config_path.read_text()
+    run.set_steps(12)
+    assert run.config_path.read_text() == before.replace("\nsteps = 3\n", "\nsteps = 12\n")
+    assert (run.config().steps, run.config().lr) == (12, 2e-4)
+    run.config_path.write_text("lr = 0.5\n")
+    run.set_steps(7)
+    assert (run.config().steps, run.config().lr) == (7, 0.5)
 
 
 def test_default_names_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

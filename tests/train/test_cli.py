@@ -122,8 +122,9 @@ def test_a_dry_run_prints_a_config_and_writes_nothing(capsys: pytest.CaptureFixt
 def test_training_gets_config_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool) -> None:
+    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool, ranks: Any) -> None:
         seen.append((config.steps, run.path, resume))
+        run.save(1, {}, {})
 
     set_trainer(monkeypatch, train)
     assert cli.main(["train", "--steps", "2", "--out", "here"]) == 0
@@ -136,7 +137,7 @@ def test_training_gets_config_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_crash_is_one_line_and_a_traceback_in_the_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool) -> None:
+    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool, ranks: Any) -> None:
         raise RuntimeError("shapes \x1b[31m differ\nmore")
 
     set_trainer(monkeypatch, train)
@@ -152,7 +153,9 @@ def test_exit_codes_of_errors_on_purpose(
     errors: list[BaseException] = [UnavailableError("no model"), OSError(errno.ENOSPC, "No space left")]
     for k, error in enumerate(errors):
 
-        def train(config: Config, run: RunFolder, progress: Any, *, resume: bool, e: Any = error) -> None:
+        def train(
+            config: Config, run: RunFolder, progress: Any, *, resume: bool, ranks: Any, e: Any = error
+        ) -> None:
             raise e
 
         set_trainer(monkeypatch, train)
@@ -165,7 +168,7 @@ def test_exit_codes_of_errors_on_purpose(
 def test_an_interruption_names_the_way_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool) -> None:
+    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool, ranks: Any) -> None:
         if not resume:
             run.save(1, {}, {})
         raise KeyboardInterrupt
@@ -181,7 +184,7 @@ def test_an_interruption_names_the_way_back(
 def test_an_interruption_before_a_checkpoint_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool) -> None:
+    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool, ranks: Any) -> None:
         raise KeyboardInterrupt
 
     set_trainer(monkeypatch, train)
@@ -199,9 +202,50 @@ def test_resuming_checks_what_is_there(
     assert "did you mean abc?" in capsys.readouterr().err
     run.save(2, {}, {})
     assert cli.main(["resume", "runs/abc"]) == 0
-    assert "raise steps in runs/abc/config.toml" in capsys.readouterr().out
+    assert "python -m mappa_train resume runs/abc --steps 4" in capsys.readouterr().out
     assert cli.main(["eval", "abc", "--step", "9"]) == 2
     assert "there are [2]" in capsys.readouterr().err
+
+
+def test_a_finished_run_is_given_more_steps(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    set_trainer(
+        monkeypatch, lambda config, run, progress, *, resume, ranks: seen.append((config.steps, resume))
+    )
+    make_run(Path("runs/abc"), steps=2).save(2, {}, {})
+    for steps, words in (("2", "the run has 2 steps already"), ("x", "whole number from 1")):
+        assert cli.main(["resume", "abc", "--steps", steps]) == 2
+        assert words in capsys.readouterr().err
+    assert cli.main(["resume", "abc", "--steps", "4"]) == 0
+    assert seen == [(4, True)]
+    assert RunFolder(Path("runs/abc")).config().steps == 4
+
+
+@pytest.mark.parametrize("settings", [{"schedule": "cosine"}, {"warmup": 0.1}])
+def test_a_schedule_over_the_whole_run_allows_no_more_steps(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(Path("runs/abc"), steps=2, **settings)
+    run.save(1, {}, {})
+    before = run.config_path.read_text()
+    assert cli.main(["resume", "abc", "--steps", "4"]) == 2
+    assert "the learning rate follows the share of the run" in capsys.readouterr().err
+    assert run.config_path.read_text() == before
+
+
+def test_a_damaged_run_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(Path("runs/abc"), steps=2)
+    (run.save(1, {}, {}) / "manifest.json").write_text("{")
+    assert cli.main(["eval", "abc"]) == 2
+    assert "manifest.json: damaged" in capsys.readouterr().err
+    run.metrics_path.write_text('{"step": 1\n')
+    for line in ("view abc", "eval abc --step best"):
+        assert cli.main(line.split()) == 2
+        err = capsys.readouterr().err
+        assert "metrics.jsonl, line 1: damaged" in err
+        assert err.count("\n") == 1
 
 
 def test_other_weights_are_refused(
@@ -240,15 +284,11 @@ def test_evaluation_prints_writes_and_shows_a_table(
     assert "Evaluation of step 2 on test tasks" in Path("here/report.html").read_text()
 
 
-def test_view_without_a_screen_prints_the_address(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        monkeypatch.delenv(name, raising=False)
+def test_view_once_writes_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(Path("runs/abc"), steps=2)
-    assert cli.main(["view", "abc"]) == 0
-    assert capsys.readouterr().out == f"open in a browser: {run.report_path.resolve().as_uri()}\n"
-    assert run.report_path.is_file()
+    assert cli.main(["view", "abc", "--once"]) == 0
+    assert capsys.readouterr().out == f"report: {run.report_path}\n"
+    assert "First step against last step" in run.report_path.read_text()
 
 
 def test_our_warnings_are_shown_and_others_are_logged(
@@ -256,7 +296,7 @@ def test_our_warnings_are_shown_and_others_are_logged(
 ) -> None:
     import logging
 
-    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool) -> None:
+    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool, ranks: Any) -> None:
         logging.getLogger("mappa_train.x").warning("all [bold]returns[/] are equal")
         logging.getLogger("other").warning("noise")
         progress.start(1, AGENTS)
@@ -285,6 +325,10 @@ def test_a_sign_of_life_names_the_step_where_there_is_one(monkeypatch: pytest.Mo
     plain.phase("learn", 1, 2)
     lines = shown.getvalue().splitlines()
     assert (lines[0], lines[-1]) == ("rollout 3/8 episodes", "step 1/2: learn 1/2 agents")
+    plain.phase("eval", 1, 4)
+    plain.step({"step": 1, "eval/outcome": 0.256})
+    assert "step 1/2: eval 1/4 episodes" in shown.getvalue()
+    assert "val outcome 0.26" in shown.getvalue()
 
 
 def test_doctor_finds_nothing_or_exits_1(

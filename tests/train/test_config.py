@@ -112,14 +112,31 @@ def test_a_bool_is_no_number() -> None:
         parse_value("steps", True)
 
 
+def test_whole_numbers_keep_all_their_digits() -> None:
+    for value in ("9007199254740993", 9007199254740993, "0009007199254740993"):
+        assert parse_value("steps", value) == 2**53 + 1
+    assert [parse_value("steps", value) for value in ("2e3", "4.0", 4.0, " 5 ")] == [2000, 4, 4, 5]
+
+
+def test_measuring_needs_tasks_that_are_held_out() -> None:
+    with pytest.raises(ConfigError, match="--eval-episodes 8: does nothing without --eval-every"):
+        resolve({"eval_episodes": 8})
+    with pytest.raises(
+        ConfigError, match="--eval-every 2: measures on val tasks, and --split val trains on them"
+    ):
+        resolve({"eval_every": 2, "split": "val"})
+    assert resolve({"eval_every": 2, "eval_episodes": 8}).eval_episodes == 8
+
+
 def test_every_setting_has_a_help_text() -> None:
     assert all(len(item.metadata["help"]) > 20 for item in dataclasses.fields(Config))
 
 
 def test_an_environment_has_defaults_of_its_own(tmp_path: Path) -> None:
     math = resolve({"env": "mathchat-v0"})
-    assert (math.exploring_starts, math.ground_truth) == (0.0, "off")
-    assert resolve({"env": "mappa/mathchat-v0", "ground_truth": "final"}).ground_truth == "final"
+    assert (math.exploring_starts, math.ground_truth) == (0.0, "final")
+    assert resolve({"env": "mathchat-v0", "coach": "llm:a/b"}).ground_truth == "off"
+    assert resolve({"env": "mappa/mathchat-v0", "ground_truth": "off"}).ground_truth == "off"
     assert (resolve({}).exploring_starts, resolve({}).ground_truth) == (0.5, "final")
     file = tmp_path / "settings.toml"
     file.write_text('env = "mathchat-v0"\nexploring_starts = 0.25\n')

@@ -182,7 +182,12 @@ def test_a_damaged_line_is_named_and_a_half_written_one_left_out(tmp_path: Path)
     ("line", "words"),
     [
         ("export run", "required: --format"),
-        ("export run --format hf", "--format hf: unknown; the formats are sft, dpo"),
+        ("export run --format onnx", "--format onnx: unknown; the formats are sft, dpo, hf"),
+        ("export run --format hf", "there is no checkpoint yet"),
+        ("export run --format hf --step best", "--step best: no checkpoint was measured on val tasks"),
+        ("export run --format hf --step 3", "--step 3: no such checkpoint"),
+        ("export run --format hf --min-score 0", "--min-score: does nothing with --format hf"),
+        ("export run --format dpo --merged", "--merged: does nothing with --format dpo"),
         ("export run --format sft", "it has no episodes yet"),
         ("export run --format sft --min-score x", "invalid float"),
         ("export run --format sft --split tset", "invalid choice"),

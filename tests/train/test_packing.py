@@ -10,16 +10,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import alone, ids, make_model, plain_model
+from tiny import alone, dense_mask, ids, make_model, no_autocast, plain_model
 from torch import Tensor
 
+from mappa_train.attention import use_packed_attention
+from mappa_train.loss import token_logprobs
 from mappa_train.packing import Pack, Sample, common_prefix, group_by_prefix, make_packs
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = make_model(tmp_path_factory.mktemp("model"))
-    return plain_model(folder)
+    model = plain_model(folder)
+    use_packed_attention(model)
+    return model
 
 
 def make_sample(prompt: Sequence[int], response: Sequence[int]) -> Sample:
@@ -36,18 +40,12 @@ def mixed_samples() -> list[Sample]:
 
 @torch.no_grad()
 def packed_logprobs(model: Any, packs: Sequence[Pack]) -> dict[int, Tensor]:
-    """By sample, in fp32 with the pack's own mask."""
+    """By sample, as the learner has them but in fp32."""
     found = {}
-    for pack in packs:
-        hidden = model.model(
-            input_ids=pack.ids[None],
-            position_ids=pack.positions[None],
-            attention_mask=pack.mask(),
-            use_cache=False,
-        ).last_hidden_state[0]
-        logits = model.lm_head(hidden[pack.predictors]).log_softmax(-1)
-        values = logits.gather(1, pack.targets[:, None])[:, 0]
-        found |= zip(pack.members, values.split(list(pack.lengths)), strict=True)
+    with pytest.MonkeyPatch.context() as patch, no_autocast(patch):
+        for pack in packs:
+            values, _ = token_logprobs(model, pack, 1.0)
+            found |= zip(pack.members, values.split(list(pack.lengths)), strict=True)
     return found
 
 
@@ -58,6 +56,41 @@ def test_logprobs_are_those_of_each_sample_alone(model: Any, budget: int) -> Non
     assert sorted(found) == list(range(len(samples)))
     for k, sample in enumerate(samples):
         torch.testing.assert_close(found[k], alone(model, sample.prompt, sample.response), atol=1e-5, rtol=0)
+
+
+def test_packed_equals_padded(model: Any) -> None:
+    """The same samples side by side, padded on the right with garbage behind an attention mask."""
+    samples = mixed_samples()
+    found = packed_logprobs(model, make_packs(samples, 10_000))
+    whole = [torch.cat([sample.prompt, sample.response]) for sample in samples]
+    width = max(map(len, whole))
+    for garbage in (0, 9):
+        rows = torch.stack(
+            [torch.nn.functional.pad(row, (0, width - len(row)), value=garbage) for row in whole]
+        )
+        mask = torch.stack([(torch.arange(width) < len(row)).long() for row in whole])
+        with torch.no_grad():
+            logprobs = model(input_ids=rows, attention_mask=mask).logits.log_softmax(-1)
+        for k, sample in enumerate(samples):
+            places = torch.arange(len(sample.prompt), len(whole[k]))
+            padded = logprobs[k, places - 1, sample.response]
+            torch.testing.assert_close(found[k], padded, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_the_traps_of_packing_are_real(model: Any) -> None:
+    """Positions alone keep samples apart only without a mask and a cache, each of which is a default."""
+    samples = [make_sample([2, 3, 4], [5, 6]), make_sample([7, 8, 9], [10, 11])]
+    (pack,) = make_packs(samples, 10_000)
+    found = packed_logprobs(model, [pack])
+    inputs = {"input_ids": pack.ids[None], "position_ids": pack.positions[None]}
+    ones = torch.ones_like(pack.ids[None])
+    for trap in ({"attention_mask": ones, "use_cache": False}, {"use_cache": True}):
+        logits = model(**inputs, **trap).logits[0].log_softmax(-1)
+        wrong = logits[pack.predictors].gather(1, pack.targets[:, None])[:, 0].split(list(pack.lengths))
+        first, second = pack.members
+        torch.testing.assert_close(wrong[0], found[first], atol=1e-5, rtol=0)
+        assert (wrong[1] - found[second]).abs().max() > 0.01
 
 
 def test_order_of_samples_changes_nothing(model: Any) -> None:
@@ -132,7 +165,7 @@ def test_every_response_token_is_a_target_once(pairs: list[tuple[list[int], list
     assert sorted(k for pack in packs for k in pack.members) == list(range(len(samples)))
     for pack in packs:
         # Packs hold their samples alone: each target's context, by the mask, is prompt and response so far.
-        mask = pack.mask()[0, 0]
+        mask = dense_mask(pack)[0, 0]
         assert len(set(pack.predictors.tolist())) == len(pack.predictors)
         targets, predictors = (
             pack.targets.split(list(pack.lengths)),

@@ -15,9 +15,10 @@ from tiny import AGENTS, make_config, make_model, make_policies, make_samples, w
 from mappa_envs.coach import FakeCoach, register_coach
 from mappa_envs.errors import ConfigError, DataError
 from mappa_train import cli
-from mappa_train.checkpoint import RunFolder, verify_files
+from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config
 from mappa_train.learner import Learner
+from mappa_train.manifest import verify_files
 from mappa_train.packing import Sample
 from mappa_train.policies import FullPolicies
 from mappa_train.settings import resolve

@@ -10,8 +10,9 @@ from run_fakes import AGENTS, KEYS, make_episode, make_line, make_rollout, make_
 
 from mappa_envs.coach import BUDGET_SPENT
 from mappa_envs.coach.llm.limits import Usage
+from mappa_envs.evaluation import EvalRow
 from mappa_envs.types import CoachScore, StopReason, Task, ToolResult
-from mappa_train.metrics import EventWriter, MetricKeys, step_metrics
+from mappa_train.metrics import EventWriter, MetricKeys, evaluation_metrics, step_metrics
 
 
 def test_the_keys_of_the_contract_are_there() -> None:
@@ -88,6 +89,30 @@ def test_outcomes_and_tool_errors() -> None:
     assert line["outcome/mae"] is None
     assert line["tool/error_rate"] == pytest.approx(1 / 3)
     assert line["score_by/regression"] == 1.0
+
+
+def test_behaviour_of_each_agent() -> None:
+    broken = make_turn(0, AGENTS[0], 1.0, tool=ToolResult(exit_code=1, exception="KeyError"))
+    silent = make_turn(1, AGENTS[1], 1.0, tool=None)
+    line = make_line(1, [make_rollout(0), make_rollout(1, make_episode(turns=(broken, silent)))])
+    assert (line["tool/use"], line["tool/use/writer_0"], line["tool/use/checker_0"]) == (0.75, 1.0, 0.5)
+    assert (line["tool/error_rate/writer_0"], line["tool/error_rate/checker_0"]) == (0.5, 0.0)
+    assert (line["truncated/writer_0"], line["truncated/checker_0"]) == (0.0, 0.0)
+
+
+def test_an_evaluation_is_in_the_line_or_null() -> None:
+    keys = MetricKeys(agents=AGENTS, task_types=(), eval_figures=("fair_f1", "r2"))
+    episodes = [make_episode(), make_episode(success=False, outcome=0.0)]
+    row = EvalRow.of("all", episodes, lambda _: {"fair_f1": 0.25, "r2": math.nan})
+    line, empty = evaluation_metrics(row, keys, 1.5), evaluation_metrics(None, keys)
+    assert list(line) == list(empty)
+    assert set(empty.values()) == {None}
+    assert (line["eval/num_episodes"], line["eval/success_rate"], line["eval/outcome"]) == (2, 0.5, 0.25)
+    assert (line["eval/fair_f1"], line["eval/r2"], line["time/eval"]) == (0.25, None, 1.5)
+    low, high = line["eval/success_low"], line["eval/success_high"]
+    assert low is not None
+    assert high is not None
+    assert low < 0.5 < high
 
 
 def test_an_agent_without_an_update_is_null() -> None:

@@ -139,6 +139,14 @@ def test_a_run_leaves_everything(folder: Path, tmp_path: Path, sandboxes: list[F
     assert "<html" in run.report_path.read_text()
     episodes = [json.loads(line) for line in run.episodes_path.read_text().splitlines()]
     assert [(e["step"], e["index"]) for e in episodes] == [(1 + k // 4, k) for k in range(8)]
+    credit = [json.loads(line) for line in run.credit_path.read_text().splitlines()]
+    assert [(c["index"], c["turn"]) for c in credit] == [(k, turn) for k in range(8) for turn in range(3)]
+    for line in lines:
+        mine = [c for c in credit if c["step"] == line["step"]]
+        assert sum(c["tokens"] for c in mine) == line["tokens/trained"]
+        assert sum(c["return"] for c in mine) / 12 == pytest.approx(line["return/mean"])
+        assert sum(c["advantage"] * c["tokens"] for c in mine) == pytest.approx(0, abs=1e-3)
+        assert any(c["advantage"] > 0.1 for c in mine)
     assert len(sandboxes) == 1
     assert sandboxes[0].closed
     first, last = final_weights(run, 1), final_weights(run, 2)
@@ -168,6 +176,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(
     for a, b in zip(cut.read_metrics(), whole.read_metrics(), strict=True):
         assert without_seconds(a) == without_seconds(b)
     assert len(cut.episodes_path.read_text().splitlines()) == 8
+    assert cut.credit_path.read_bytes() == whole.credit_path.read_bytes()
 
 
 @pytest.mark.slow
@@ -183,6 +192,57 @@ def test_resume_drops_lines_behind_its_checkpoint(
     trainer.train(config, run, SilentProgress(), resume=True)
     assert_same(final_weights(run, 2), before)
     assert [without_seconds(line) for line in run.read_metrics()] == [without_seconds(x) for x in lines]
+
+
+@pytest.mark.slow
+def test_measuring_on_held_out_tasks_disturbs_nothing(
+    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]
+) -> None:
+    """The same run but for the figures of the val tasks, which are null where nothing was measured."""
+    runs = []
+    for name, more in (
+        ("plain", {}),
+        ("measured", {"eval_every": 2, "eval_episodes": 3, "keep_checkpoints": 1}),
+    ):
+        config = settings(folder, tmp_path / name, steps=3, **more)
+        runs.append(RunFolder.create(config))
+        trainer.train(config, runs[-1], SilentProgress())
+    plain, measured = (run.read_metrics() for run in runs)
+    assert [line["eval/num_episodes"] for line in plain] == [None, None, None]
+    assert [line["eval/num_episodes"] for line in measured] == [None, 3, 3]
+    assert [line["eval/fair_accuracy"] for line in measured] == [None, 0.5, 0.5]
+    assert measured[1]["eval/success_high"] > measured[1]["eval/success_low"] == 0
+    for a, b in zip(plain, measured, strict=True):
+        assert list(a) == list(b)
+        assert trained_figures(a) == trained_figures(b)
+    assert_same(final_weights(runs[0], 3), final_weights(runs[1], 3))
+    states = [run.load().state["rng"] for run in runs]
+    assert torch.equal(*states)
+    assert len(runs[1].episodes_path.read_text().splitlines()) == 12
+    assert runs[1].steps() == [2, 3]  # the best, and the newest
+    assert (runs[1].checkpoints_path / "best").resolve().name == "step-000002"
+    assert len(sandboxes) == 2
+
+
+def trained_figures(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in without_seconds(line).items() if not name.startswith("eval/")}
+
+
+@pytest.mark.slow
+def test_a_run_with_more_steps_is_as_if_begun_with_them(
+    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]
+) -> None:
+    config = settings(folder, tmp_path / "whole", steps=2)
+    whole = RunFolder.create(config)
+    trainer.train(config, whole, SilentProgress())
+    config = settings(folder, tmp_path / "run", steps=1)
+    run = RunFolder.create(config)
+    trainer.train(config, run, SilentProgress())
+    run.set_steps(2)
+    trainer.train(run.config(), run, SilentProgress(), resume=True)
+    assert_same(final_weights(run, 2), final_weights(whole, 2))
+    for a, b in zip(run.read_metrics(), whole.read_metrics(), strict=True):
+        assert without_seconds(a) == without_seconds(b)
 
 
 @pytest.mark.slow

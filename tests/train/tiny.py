@@ -26,26 +26,30 @@ TEMPLATE = (
 )
 
 
-def make_model(folder: Path, seed: int = 0) -> Path:
-    """Saves the model and its tokenizer; logits differ enough for sampling to mean something."""
+def make_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """Saves the model and its tokenizer; logits differ enough for sampling to mean something.
+
+    `changes` are of the model's config.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=16384,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=STOP,
-        tie_word_embeddings=False,
-    )
+    known: dict[str, Any] = {
+        "vocab_size": len(WORDS),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 16384,
+        "initializer_range": 0.2,
+        "bos_token_id": None,
+        "eos_token_id": STOP,
+        "tie_word_embeddings": False,
+    }
+    config = LlamaConfig(**(known | changes))
     # Numbers that bf16 can hold: the frozen base of the learner (bf16) and the sampler (fp32) are then equal.
     LlamaForCausalLM(config).bfloat16().float().save_pretrained(folder)
     words = Tokenizer(models.WordLevel({word: k for k, word in enumerate(WORDS)}, unk_token="<unk>"))
@@ -133,20 +137,17 @@ def alone(model: Any, prompt: torch.Tensor, response: torch.Tensor, temperature:
 @contextlib.contextmanager
 def no_autocast(monkeypatch: Any) -> Iterator[None]:
     """Run the learner in fp32, so that only its arithmetic's order is left to differ."""
-
-    def hidden_states(model: Any, pack: Pack) -> torch.Tensor:
-        out = model.model(
-            input_ids=pack.ids[None],
-            position_ids=pack.positions[None],
-            attention_mask=pack.mask(),
-            use_cache=False,
-        )
-        return out.last_hidden_state[0][pack.predictors]
-
     with monkeypatch.context() as patch:
         patch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
-        patch.setattr("mappa_train.loss.hidden_states", hidden_states)
         yield
+
+
+def dense_mask(pack: Pack) -> torch.Tensor:
+    """bool [1, 1, n, n], what packs promise: each token sees its own prefix and, causally, its own tail."""
+    index = torch.arange(len(pack.ids))
+    own = pack.segment[:, None] == pack.segment[None, :]
+    prefix = pack.parent[pack.segment][:, None] == pack.segment[None, :]
+    return ((own | prefix) & (index[:, None] >= index[None, :]))[None, None]
 
 
 def weights(policies: LoRAPolicies | FullPolicies, agent: str) -> torch.Tensor:
