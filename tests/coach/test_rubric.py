@@ -148,7 +148,11 @@ def test_files_of_another_agent_earn_nothing() -> None:
 def test_a_role_stopped_by_upstream_is_not_to_blame() -> None:
     past = (turn(0, "data_engineer_0", 2.5, tool=RAISED),)
     stopped = judge(MODELER, past, tool=NO_FILE)
-    assert stopped.score == 3.5
+    assert stopped.score == 4.4
+    half = judge(
+        MODELER, past, tool=NO_FILE, action=message("import pandas as pd; pd.read_pickle('X_train.pkl')")
+    )
+    assert (half.score, half.blame) == (3.5, {"modeler_0": 0.4, "data_engineer_0": 0.6})
     assert stopped.blame == {"data_engineer_0": 1}
     assert "there is no X_train.pkl" in stopped.reason
     own = judge(MODELER, (turn(0, "data_engineer_0", 9.0),), THREE, tool=RAISED)

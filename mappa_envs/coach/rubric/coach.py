@@ -14,6 +14,7 @@ can do nothing yet finds a way up):
 | the same without a remark of the inspector                      | 9      | 8–9          |
 | a mistake of severity s in the files (`checks`)          | ≤ 9 − 6 s | 2–7       |
 | needs a file that upstream owed: raised / ran                   | at least 3.5 / 4 | 3–5 |
+| the same, and nothing in it is its own fault                    | 4.4    | 3–5          |
 | its model fails only because X_test.pkl is not valid            | as if valid | own work |
 | broke or deleted an upstream file / overwrote one, or a table   | ≤ 3.6 / ≤ 6.6 |      |
 | no code, but all its files valid already: a proper hand-over    | 8–9    | (D-9c: 0–2)  |
@@ -59,7 +60,7 @@ BANDS = (
     ("r2", RELATIVE),
 )
 """The figures by preference; the outcome's value, taken as a relative score, comes last."""
-POOR, FLOOR = 5.0, 4.5
+POOR, FLOOR, INNOCENT = 5.0, 4.5, 4.4
 SPOILT, SPOILT_INVALID = 7.0, 6.0
 
 
@@ -81,12 +82,13 @@ def judge(request: CoachRequest) -> CoachScore:
         verdict = maths.judge(request)
     else:
         evidence = gather(request)
-        points, reason = _with_files(request, evidence)
+        blame = assign(request, evidence)
+        points, reason = _with_files(request, evidence, blame)
         outcome = request.outcome
         verdict = CoachScore(
             score=round(min(10.0, max(0.0, points)), 4),
             reason=reason,
-            blame=assign(request, evidence),
+            blame=blame,
             correct=None if outcome is None else outcome.success,
             correction=correction(request, evidence),
             revisions=revisions(request, evidence),
@@ -97,17 +99,19 @@ def judge(request: CoachRequest) -> CoachScore:
     return verdict
 
 
-def _with_files(request: CoachRequest, e: Evidence) -> tuple[float, str]:
+def _with_files(request: CoachRequest, e: Evidence, blame: Mapping[str, float]) -> tuple[float, str]:
     notes = [_what_ran(e), _what_is_there(e)]
     points = _process(e)
     if e.blocked:
-        points = max(points, (4.0 if e.ok else 3.5) - (0.0 if e.closed else 0.5))
+        # What shows no fault should not teach its author to do something else; but less than a submission.
+        innocent = request.role.name not in blame
+        least = INNOCENT if innocent else 4.0 if e.ok else 3.5
+        points = max(points, least - (0.0 if e.closed else 0.5))
     if e.blocked or e.excused:
         owed = _list(a.problem or a.path for a in e.faulty)
         notes.append(f"it needs what upstream did not deliver: {owed}")
-    outcome = request.outcome
-    if outcome is not None and e.own:
-        points, note = _with_outcome(request, e, outcome, points)
+    if (outcome := request.outcome) is not None and e.own:
+        points, note = _with_outcome(request, e, blame, points)
         notes.append(note)
     if e.mistakes:
         points = min(points, max(9.0 - 6.0 * e.worst, FLOOR if outcome and outcome.success else 0.0))
@@ -115,7 +119,11 @@ def _with_files(request: CoachRequest, e: Evidence) -> tuple[float, str]:
     return points, "; ".join(note for note in notes if note) + "."
 
 
-def _with_outcome(request: CoachRequest, e: Evidence, outcome: Outcome, points: float) -> tuple[float, str]:
+def _with_outcome(
+    request: CoachRequest, e: Evidence, blame: Mapping[str, float], points: float
+) -> tuple[float, str]:
+    outcome = request.outcome
+    assert outcome is not None
     sound = e.ok and e.worst < BLAMED
     spoilt = sound and disappoints(outcome) and upstream_fault(request) >= SERIOUS
     why = ", spoilt by upstream" if spoilt else ""
@@ -123,7 +131,7 @@ def _with_outcome(request: CoachRequest, e: Evidence, outcome: Outcome, points: 
         points = max(FLOOR, _quality(outcome) - 0.5 * (not e.closed) - 1.0 * (e.has_code and not e.ok))
         points = max(points, SPOILT) if spoilt else points
         return points, f"the submission is valid{why}: {_figures(outcome.metrics)}"
-    spoilt = spoilt and request.role.name not in assign(request, e)
+    spoilt = spoilt and request.role.name not in blame
     points = max(points, SPOILT_INVALID) if spoilt else min(points, POOR)
     return points, f"the submission could not be graded ({outcome.code}){why}: {outcome.message}"
 
