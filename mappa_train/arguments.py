@@ -29,7 +29,7 @@ _EPILOG = """commands (default: train):
 _SFT_SETTINGS = (
     *("env", "tasks", "split", "max_tasks", "model", "policy", "lora_rank", "lora_alpha", "sandbox", "seed"),
     *("max_actions", "prompt_style", "visibility", "handover", "max_new_tokens", "token_budget", "out"),
-    *("lr", "weight_decay", "max_grad_norm", "epochs"),
+    *("lr", "weight_decay", "max_grad_norm", "epochs", "gradient_checkpointing"),
 )
 
 

@@ -9,6 +9,7 @@ from mappa_train.checkpoint import RunFolder
 from mappa_train.coaching import open_coach, try_out
 from mappa_train.config import Config
 from mappa_train.engine.choice import check_engine
+from mappa_train.memory import check_memory
 from mappa_train.plan import make_env
 from mappa_train.start import copy_start, find_start
 from mappa_train.wandb_writer import check_wandb
@@ -29,7 +30,10 @@ def begin_run(config: Config, say: Say) -> RunFolder:
     try_out(env.coach)
     check_engine(config)
     start = find_start(config, env.possible_agents)
-    run = RunFolder.create(config, model.load_pretrained(config.model, say=say))
+    loaded = model.load_pretrained(config.model, say=say)
+    # Each rank does so again before it loads anything; here, so that no folder is left behind.
+    check_memory(config, loaded.folder, len(env.possible_agents))
+    run = RunFolder.create(config, loaded)
     if start is not None:
         copy_start(start, env.possible_agents, run)
     return run

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from mappa_envs.errors import ConfigError, DataError
+from mappa_envs.errors import ConfigError, DataError, boundary
 from mappa_train.config import Config, did_you_mean, to_toml, toml_string
 from mappa_train.files import disk_errors, first_line, sync_folder, write_atomically
 from mappa_train.manifest import MANIFEST, remove, verify_files, write_manifest
@@ -84,7 +84,9 @@ class RunFolder:
         """
         path = planned_path(config)
         with _disk_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
+            if not path.is_dir():
+                path.mkdir(parents=True, exist_ok=True)
+                sync_folder(path.parent)
             run = cls(path)
             run.lock()
             for item in path.iterdir():
@@ -157,11 +159,15 @@ class RunFolder:
         self._append(self.credit_path, (item.to_json(step) for item in actions))
 
     def _append(self, path: Path, lines: Iterable[str]) -> None:
-        with _disk_errors(self.path), path.open("ab") as file:
-            for line in lines:
-                file.write(line.encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with _disk_errors(self.path):
+            is_new = not path.exists()
+            with path.open("ab") as file:
+                for line in lines:
+                    file.write(line.encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            if is_new:
+                sync_folder(self.path)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All complete lines of metrics.jsonl, in order; [] before the first step.
@@ -216,7 +222,9 @@ class RunFolder:
         import torch
 
         with _disk_errors(self.path):
-            self.checkpoints_path.mkdir(exist_ok=True)
+            if not self.checkpoints_path.is_dir():
+                self.checkpoints_path.mkdir()
+                sync_folder(self.path)
             scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self.checkpoints_path))
             try:
                 for agent, write in files.items():
@@ -263,6 +271,10 @@ def planned_path(config: Config, now: datetime.datetime | None = None, kind: str
     """
     if config.out:
         path = Path(config.out).expanduser()
+        with boundary(ConfigError, f"--out {config.out}", OSError):  # such as a name that is too long
+            place = next(item for item in (path, *path.absolute().parents) if item.exists())
+        if place != path and not place.is_dir():
+            raise ConfigError(f"--out {config.out}: {place} is no folder; choose another")
         if path.exists() and not _is_free(path):
             begun = any((path / "checkpoints").glob("step-*"))
             advice = f", or continue the run there with: python -m mappa_train resume {config.out}"
@@ -303,6 +315,8 @@ def _figures(line: bytes, path: Path, number: int) -> dict[str, Any]:
         found = json.loads(line)
         if not isinstance(found, dict) or type(found.get("step")) is not int:
             raise ValueError('it is no JSON object with a whole "step"')
+        if odd := [key for key, value in found.items() if not isinstance(value, int | float | None)]:
+            raise ValueError(f"{odd[0][:80]!r} is no number")
     except (ValueError, RecursionError) as error:
         why = first_line(error)
         raise DataError(f"{path}, line {number}: damaged ({why}); mend it or delete the line") from None

@@ -10,13 +10,10 @@ import argparse
 import dataclasses
 import errno
 import json
-import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
-import traceback
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +23,7 @@ from mappa_envs.errors import ConfigError, MappaError, UnavailableError, install
 from mappa_train.arguments import COMMANDS, make_parser
 from mappa_train.config import Config, did_you_mean, field_types
 from mappa_train.launch import check_launched, launch, num_launched, with_learners
+from mappa_train.run_log import harmless, log_to, log_traceback
 from mappa_train.settings import resolve
 
 _SOURCES = {
@@ -68,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     except MappaError as error:
         if place.speaks(error):
             _say(f"error: {error}")
-        _log_traceback(place, always=False)
+        log_traceback(place.run, always=False)
         return error.exit_code
     except KeyboardInterrupt:
         if num_launched() == 1:  # of several processes, the launcher says it
@@ -80,39 +78,19 @@ def main(arguments: Sequence[str]) -> int:
     # The last resort: a user gets one line and a file to send, whatever went wrong.
     except Exception as error:  # noqa: BLE001
         if not place.speaks(error):
-            _log_traceback(place, always=False)
+            log_traceback(place.run, always=False)
             return 1
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             _say(f"error: the disk is full ({error}); free some space, then try again")
             return 3
         kind, words = type(error).__name__, (str(error).splitlines() or [""])[0]
-        _say(f"error: {kind}: {words} (traceback in {_log_traceback(place, always=True)})")
+        _say(f"error: {kind}: {words} (traceback in {log_traceback(place.run, always=True)})")
         return 1
 
 
 def _say(message: str) -> None:
-    # An error may quote a file or a model's text: no control characters on a terminal.
-    shown = "".join(char if char.isprintable() or char == "\n" else "?" for char in message)
-    print(shown, file=sys.stderr, flush=True)
-
-
-def _log_traceback(place: _Place, *, always: bool) -> Path | None:
-    """Append the current traceback to run.log, or (if `always`) to a temporary file."""
-    text = traceback.format_exc()
-    if place.run is not None:
-        path = place.run / "run.log"
-    elif always:
-        handle, name = tempfile.mkstemp(prefix="mappa-", suffix=".log")
-        os.close(handle)
-        path = Path(name)
-    else:
-        return None
-    try:
-        with path.open("a", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-    except OSError:
-        sys.stderr.write(text)
-    return path
+    # An error may quote a file or a model's text.
+    print(harmless(message), file=sys.stderr, flush=True)
 
 
 def _interrupted(place: _Place) -> str:
@@ -253,18 +231,22 @@ def _sft(options: argparse.Namespace, place: _Place) -> int:
     from rich.console import Console
 
     from mappa_train import sft
+    from mappa_train.memory import check_memory, out_of_memory
     from mappa_train.model import load_pretrained
+    from mappa_train.plan import make_env
     from mappa_train.team import open_team
 
     examples = [example for path in options.data for example in sft.read_examples(path)]
     model = load_pretrained(config.model, say=_say)
-    with closing(open_team(config, coached=False)) as team:
+    team_size = len(make_env(config, coach=None).possible_agents)
+    check_memory(config, model.folder, team_size, warm_start=True)
+    with out_of_memory(config, warm_start=True), closing(open_team(config, coached=False)) as team:
         # Data that cannot be learned from must not leave a run folder behind.
         lessons = sft.prepare(config, team, examples, say=_say)
         run = RunFolder.create(config, model)
         place.run = run.path
         console = Console(highlight=False)
-        _log_to(run.log_path, console)
+        log_to(run.log_path, console)
         results = sft.warm_start(config, run, team.policies, lessons, say=_say)
     console.print(sft.table(results))
     print(f"begin learning from it with: python -m mappa_train --env {config.env} --init {run.path}")
@@ -310,7 +292,7 @@ def _run(config: Config, run: Any, ranks: Any, *, resume: bool) -> int:
     from mappa_train.progress import SilentProgress, make_progress
 
     console = Console(highlight=False, quiet=not ranks.is_first)
-    _log_to(run.log_path, console, "" if ranks.size == 1 else f"rank {ranks.rank} ")
+    log_to(run.log_path, console, "" if ranks.size == 1 else f"rank {ranks.rank} ")
     progress = make_progress(console) if ranks.is_first else SilentProgress()
     try:
         from mappa_train.memory import out_of_memory
@@ -322,31 +304,6 @@ def _run(config: Config, run: Any, ranks: Any, *, resume: bool) -> int:
         progress.stop()
     ranks.close()
     return 0
-
-
-def _log_to(path: Path, console: Any, who: str = "") -> None:
-    """Everything that libraries say goes to run.log; our own warnings are shown too."""
-    logging.basicConfig(
-        filename=path,
-        level=logging.INFO,
-        format=f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s",
-        force=True,
-    )
-    logging.captureWarnings(True)
-    for name in ("mappa_train", "mappa_envs"):
-        logging.getLogger(name).handlers = [_Screen(console)]
-
-
-class _Screen(logging.Handler):
-    """Our warnings, through the console that draws the progress."""
-
-    def __init__(self, console: Any) -> None:
-        super().__init__(logging.WARNING)
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        words = "".join(char if char.isprintable() else " " for char in record.getMessage())
-        self._console.print(f"{record.levelname.lower()}: {words}", markup=False, soft_wrap=True)
 
 
 def _eval(options: argparse.Namespace, place: _Place) -> int:
@@ -375,7 +332,7 @@ def _eval(options: argparse.Namespace, place: _Place) -> int:
     run.check_model(load_pretrained(config.model, say=_say))
     checkpoint = run.load(step)
     console = Console(highlight=False)
-    _log_to(run.log_path, console)
+    log_to(run.log_path, console)
     place.run = run.path
     progress = PlainProgress(console)
     result = evaluate(

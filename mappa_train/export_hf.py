@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch import Tensor
 from mappa_envs.errors import ConfigError
 from mappa_train.checkpoint import Checkpoint, RunFolder
 from mappa_train.config import Config
+from mappa_train.engine.vllm_setup import served_rank
 from mappa_train.files import disk_errors, sync_folder
 from mappa_train.keeping import pick_step
 from mappa_train.manifest import remove
@@ -191,9 +193,10 @@ def run_command(run: RunFolder, options: argparse.Namespace) -> int:
     first = next(iter(folders.values()))
     if (first / "adapter_config.json").is_file():
         facts = json.loads((first / "adapter_config.json").read_text("utf-8"))
-        adapters = " ".join(f"{agent}={folder}" for agent, folder in folders.items())
-        base, rank = facts["base_model_name_or_path"], facts["r"]
-        print(f"serve: vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules {adapters}")
+        command = ["vllm", "serve", facts["base_model_name_or_path"], "--enable-lora"]
+        command += ["--max-lora-rank", str(served_rank(facts["r"])), "--lora-modules"]
+        command += [f"{agent}={folder}" for agent, folder in folders.items()]
     else:
-        print(f"serve: vllm serve {first}")
+        command = ["vllm", "serve", str(first)]
+    print(f"serve: {shlex.join(command)}")
     return 0

@@ -13,7 +13,8 @@ from typing import IO
 
 from mappa_envs.errors import UnavailableError
 
-_FORBIDDEN = (errno.EACCES, errno.EROFS, errno.EPERM)
+_FORBIDDEN = (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
+"""The last two: a file stands where a folder is to be."""
 
 
 def file_sha256(path: Path) -> str:
@@ -24,7 +25,7 @@ def file_sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that replaces `path` when the block ends well, and leaves it alone otherwise."""
+    """A file that replaces `path` for good when the block ends well, and leaves it alone otherwise."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with scratch.open("wb") as file:
@@ -32,6 +33,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
+        sync_folder(path.parent)
     finally:
         scratch.unlink(missing_ok=True)
 
@@ -43,7 +45,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder last."""
+    """Make what is in a folder last: new names, renames and deletions, a power cut notwithstanding."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

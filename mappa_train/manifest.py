@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mappa_envs.errors import DataError
-from mappa_train.files import file_sha256, write_atomically
+from mappa_train.files import file_sha256, sync_folder, write_atomically
 
 MANIFEST = "manifest.json"
 
@@ -18,7 +18,9 @@ MANIFEST = "manifest.json"
 def remove(item: Path) -> None:
     """Delete a file, a link or a folder, its manifest first; nothing there is fine."""
     if item.is_dir() and not item.is_symlink():
-        (item / MANIFEST).unlink(missing_ok=True)
+        if (item / MANIFEST).is_file():
+            (item / MANIFEST).unlink()
+            sync_folder(item)
         shutil.rmtree(item)
     else:
         item.unlink(missing_ok=True)
@@ -56,5 +58,7 @@ def write_manifest(folder: Path, step: int, agents: list[str]) -> None:
             os.fsync(file.fileno())
         name = path.relative_to(folder).as_posix()
         files[name] = {"sha256": file_sha256(path), "bytes": path.stat().st_size}
+    for inner in (item for item in folder.rglob("*") if item.is_dir()):
+        sync_folder(inner)
     text = json.dumps({"step": step, "agents": agents, "files": files}, indent=1) + "\n"
     write_atomically(folder / MANIFEST, text.encode())

@@ -27,6 +27,8 @@ PROMPT_TOKENS = 1024
 """Length of prompts that the sampler's cache is planned for."""
 LOGIT_COPIES = 20
 """Bytes of one logit in an update: bf16, and in float32 the logits and what their gradient is made of."""
+TOLERANCE = 1.1
+"""The plan is an estimate: a run that seems to need no more than so much of what is free is tried."""
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +72,25 @@ class MemoryPlan:
         }
         return max(sums.values())
 
-    def describe(self, available: float) -> list[str]:
-        """The plan as lines of text."""
-        inside = ", ".join(f"{part.name} {_gb(part.num_bytes)}" for part in self.parts)
-        return [
-            f"about {_gb(self.peak)} of {_gb(available)} GB on this {self.device}",
-            f"of it, in GB: {inside}",
-        ]
+    def describe(self) -> str:
+        """What the peak is made of."""
+        return ", ".join(f"{part.name} {_gb(part.num_bytes)}" for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """Bytes of a device for one process: all that it could have, and what it can have now."""
+
+    total: float
+    free: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCheck:
+    """A plan as lines of text, and why a run cannot begin by it now (None: it can)."""
+
+    lines: tuple[str, ...]
+    shortage: str | None = None
 
 
 def read_shape(folder: Path) -> ModelShape:
@@ -118,9 +132,14 @@ def _product(shape: tuple[int, ...]) -> int:
     return product
 
 
-def memory_plan(config: Config, shape: ModelShape, num_agents: int, *, gpu: bool) -> MemoryPlan:
-    """What a learner of these settings needs for a team of `num_agents`, on a GPU or on the machine."""
-    parts = _weights(config, shape, num_agents)
+def memory_plan(
+    config: Config, shape: ModelShape, num_agents: int, *, gpu: bool, warm_start: bool = False
+) -> MemoryPlan:
+    """What a learner of these settings needs for a team of `num_agents`, on a GPU or on the machine.
+
+    A warm start samples nothing, and has one agent's optimizer at a time.
+    """
+    parts = _weights(config, shape, num_agents, num_optimizers=1 if warm_start else num_agents)
     if config.shard == "fsdp":
         parts = [replace(part, num_bytes=part.num_bytes / config.learners_per_agent) for part in parts]
         if config.policy == "full" and config.engine != "vllm":
@@ -131,7 +150,7 @@ def memory_plan(config: Config, shape: ModelShape, num_agents: int, *, gpu: bool
         Part(name="logits", num_bytes=float(answers * shape.vocabulary * LOGIT_COPIES), when="update"),
         Part(name="libraries", num_bytes=LIBRARIES),
     ]
-    if config.engine != "vllm" and not config.num_rollout_workers:
+    if config.engine != "vllm" and not config.num_rollout_workers and not warm_start:
         parts += _sampling(config, shape, gpu=gpu)
     return MemoryPlan(parts=tuple(parts), device="GPU" if gpu else "machine")
 
@@ -151,7 +170,7 @@ def _sampling(config: Config, shape: ModelShape, *, gpu: bool) -> list[Part]:
     return parts
 
 
-def _weights(config: Config, shape: ModelShape, num_agents: int) -> list[Part]:
+def _weights(config: Config, shape: ModelShape, num_agents: int, num_optimizers: int) -> list[Part]:
     """Weights and optimizer. Gradients are there for one agent at a time."""
     size = float(shape.num_parameters)
     if config.policy == "full":
@@ -161,7 +180,7 @@ def _weights(config: Config, shape: ModelShape, num_agents: int) -> list[Part]:
             Part(name="reference", num_bytes=4 * size * references),
             Part(name="gradients", num_bytes=4 * size, when="update"),
             Part(name="bf16 copy", num_bytes=2 * size, when="update"),
-            Part(name="optimizer", num_bytes=8 * size * num_agents),
+            Part(name="optimizer", num_bytes=8 * size * num_optimizers),
         ]
     adapter = float(config.lora_rank * sum(rows + columns for rows, columns in shape.matrices))
     frozen = num_agents if config.init else 0
@@ -169,7 +188,7 @@ def _weights(config: Config, shape: ModelShape, num_agents: int) -> list[Part]:
         Part(name="base (also reference)", num_bytes=2 * size),
         Part(name="adapters", num_bytes=4 * adapter * (num_agents + frozen)),
         Part(name="gradients", num_bytes=4 * adapter, when="update"),
-        Part(name="optimizers", num_bytes=8 * adapter * num_agents),
+        Part(name="optimizers", num_bytes=8 * adapter * num_optimizers),
     ]
 
 
@@ -193,58 +212,72 @@ def activations(config: Config, shape: ModelShape) -> float:
     return SLACK * config.token_budget * kept
 
 
-def available_memory(*, gpu: bool) -> float:
-    """Bytes that this process can have: of the GPU, or of the machine and its control group.
+def measure_room(*, gpu: bool, num_sharing: int = 1) -> Room:
+    """The memory of the GPU, or of the machine and its control group in equal parts for `num_sharing`.
 
-    What it has already counts in: the plan has the libraries, and they are loaded by now.
+    What this process already has of the machine counts as free: the plan has the libraries, and they are
+    loaded by now. So does what the kernel only keeps of files.
     """
     if gpu:
         import torch
 
-        return float(torch.cuda.mem_get_info()[0])
-    free = float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        free, total = torch.cuda.mem_get_info()
+        return Room(total=float(total), free=float(free))
+    page = os.sysconf("SC_PAGE_SIZE")
+    total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-        free = 1024.0 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
+        free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
     with contextlib.suppress(OSError, ValueError):  # no limit is the word "max"
-        free = min(free, _left_in_group(Path("/sys/fs/cgroup")))
+        group = room_in_group(Path("/sys/fs/cgroup"))
+        total, free = min(total, int(group.total)), min(free, int(group.free))
+    own = 0
     with contextlib.suppress(OSError, ValueError, IndexError):
-        resident = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-        free += float(resident * os.sysconf("SC_PAGE_SIZE"))
-    return free
+        own = page * int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return Room(total=total / num_sharing, free=min(total, free + own * num_sharing) / num_sharing)
 
 
-def _left_in_group(group: Path) -> float:
-    """Of the limit of a control group; files that are only cached are given back when memory is needed."""
+def room_in_group(group: Path) -> Room:
+    """Of the limit of a control group; what is only cached is given back when memory is needed.
+
+    Raises `OSError` or `ValueError` where there is no limit.
+    """
     limit = int((group / "memory.max").read_text("ascii"))
     used = int((group / "memory.current").read_text("ascii"))
     counts = dict(line.split() for line in (group / "memory.stat").read_text("ascii").splitlines())
-    cached = int(counts.get("inactive_file", 0)) + int(counts.get("active_file", 0))
-    return float(limit - used + cached)
+    cached = sum(int(counts.get(name, 0)) for name in ("inactive_file", "active_file", "slab_reclaimable"))
+    return Room(total=float(limit), free=float(limit - used + cached))
 
 
-def plan_memory(config: Config, folder: Path, num_agents: int) -> list[str]:
-    """The plan of a run as text. Raises `UnavailableError`, with the knobs, if it cannot fit."""
+def plan_memory(config: Config, folder: Path, num_agents: int, *, warm_start: bool = False) -> MemoryCheck:
+    """The plan of a run, beside the memory that there is."""
     missing = [name for name in ("torch", "safetensors") if find_spec(name) is None]
     if missing:
-        return [f"unknown: {', '.join(missing)} is not installed"]
+        return MemoryCheck(lines=(f"unknown: {', '.join(missing)} is not installed",))
     import torch
 
     gpu = torch.cuda.is_available()
     try:
         shape = read_shape(folder)
     except ConfigError as error:
-        return [f"unknown: {error}"]
-    plan = memory_plan(config, shape, num_agents, gpu=gpu)
-    available = available_memory(gpu=gpu)
-    if not gpu:
-        available /= num_sharing(config)
-    if plan.peak > available:
-        raise UnavailableError(
-            f"this run needs about {_gb(plan.peak)} GB and this {plan.device} has {_gb(available)} GB left; "
-            f"{advice(config)}. {plan.describe(available)[1]}"
-        )
-    return plan.describe(available)
+        return MemoryCheck(lines=(f"unknown: {error}",))
+    plan = memory_plan(config, shape, num_agents, gpu=gpu, warm_start=warm_start)
+    room = measure_room(gpu=gpu, num_sharing=1 if gpu else num_sharing(config))
+    there = f"{_gb(room.free)} GB are free of {_gb(room.total)} GB on this {plan.device}"
+    lines = (f"about {_gb(plan.peak)} GB; {there}", f"of it, in GB: {plan.describe()}")
+    return MemoryCheck(lines=lines, shortage=_shortage(plan, room, advice(config, warm_start=warm_start)))
+
+
+def _shortage(plan: MemoryPlan, room: Room, knobs: str) -> str | None:
+    if plan.peak <= TOLERANCE * room.free:
+        return None
+    need, device = f"this run needs about {_gb(plan.peak)} GB", plan.device
+    if plan.peak > TOLERANCE * room.total:
+        return f"{need}, more than the {_gb(room.total)} GB that this {device} can give it; {knobs}"
+    return (
+        f"{need}, and of the {_gb(room.total)} GB of this {device} only {_gb(room.free)} GB are free now: "
+        f"wait until what has the rest is done, or {knobs}"
+    )
 
 
 def num_sharing(config: Config) -> int:
@@ -252,13 +285,16 @@ def num_sharing(config: Config) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", config.learners_per_agent))
 
 
-def check_memory(config: Config, folder: Path, num_agents: int) -> None:
+def check_memory(config: Config, folder: Path, num_agents: int, *, warm_start: bool = False) -> None:
     """The plan into run.log, before anything is loaded. Raises `UnavailableError` if it cannot fit."""
-    for line in plan_memory(config, folder, num_agents):
+    check = plan_memory(config, folder, num_agents, warm_start=warm_start)
+    if check.shortage is not None:
+        raise UnavailableError(". ".join((check.shortage, *check.lines[1:])))
+    for line in check.lines:
         log.info("memory: %s", line)
 
 
-def advice(config: Config) -> str:
+def advice(config: Config, *, warm_start: bool = False) -> str:
     """Which settings to turn for less memory, those that help most first."""
     knobs = []
     if config.policy == "full":
@@ -269,13 +305,13 @@ def advice(config: Config) -> str:
         knobs.append("--gradient-checkpointing on")
     if config.token_budget > 64:
         knobs.append(f"a smaller --token-budget (it is {config.token_budget})")
-    if config.episodes_per_step > 1:
+    if config.episodes_per_step > 1 and not warm_start:
         knobs.append(f"fewer --episodes-per-step (it is {config.episodes_per_step})")
     return f"try {', '.join(knobs)}" if knobs else "take a smaller --model"
 
 
 @contextlib.contextmanager
-def out_of_memory(config: Config) -> Iterator[None]:
+def out_of_memory(config: Config, *, warm_start: bool = False) -> Iterator[None]:
     """Turn an allocation that failed into an `UnavailableError` that says which settings to turn."""
     try:
         yield
@@ -283,7 +319,8 @@ def out_of_memory(config: Config) -> Iterator[None]:
         if not _is_out_of_memory(error):
             raise
         first = (str(error).splitlines() or [""])[0]
-        raise UnavailableError(f"out of memory ({first[:200] or 'MemoryError'}); {advice(config)}") from error
+        knobs = advice(config, warm_start=warm_start)
+        raise UnavailableError(f"out of memory ({first[:200] or 'MemoryError'}); {knobs}") from error
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

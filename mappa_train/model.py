@@ -97,13 +97,10 @@ def load_pretrained(name: str, say: Say | None = None) -> LoadedModel:
     such model can exist, `UnavailableError`, with what to do, where it cannot be had here.
     """
     check_name(name)
-    path = Path(name).expanduser()
-    if name != EMBEDDED and path.is_dir():
-        return _described(path.resolve(), "folder", f"{name}: the folder {path.resolve()}")
-    hub_id = EMBEDDED_HUB_ID if name == EMBEDDED else name
     kept = find_cached(name)
     if kept is not None:
         return kept
+    hub_id = EMBEDDED_HUB_ID if name == EMBEDDED else name
     say = say or log.info
     reached = probe_hub(hub_id)
     if reached:
@@ -118,7 +115,10 @@ def load_pretrained(name: str, say: Say | None = None) -> LoadedModel:
 
 
 def find_cached(name: str) -> LoadedModel | None:
-    """The model if it is on this machine already. No network."""
+    """The model if it is on this machine already: a folder, or in a cache. No network."""
+    path = Path(name).expanduser()
+    if name != EMBEDDED and path.is_dir():
+        return _described(path.resolve(), "folder", f"{name}: the folder {path.resolve()}")
     hub_id = EMBEDDED_HUB_ID if name == EMBEDDED else name
     folder = _hub_folder(hub_id)
     if folder is not None:

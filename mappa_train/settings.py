@@ -52,18 +52,6 @@ def _check(config: Config) -> None:
     _check_evaluation(config)
     _check_workers(config)
     check_learners(config)
-    _check_time_limits(config)
-
-
-def _check_time_limits(config: Config) -> None:
-    """Time limits would undo the exact repetition of the engine that has a turn barrier."""
-    for name in ("action_timeout_s", "episode_timeout_s"):
-        value, flag = getattr(config, name), "--" + name.replace("_", "-")
-        if value and config.engine in ("auto", "transformers"):
-            raise ConfigError(
-                f"{flag} {value:g}: with --engine {config.engine} a run repeats exactly, whatever the time; "
-                f"bound actions by --max-new-tokens and --max-actions, or take --engine vllm"
-            )
 
 
 def check_learners(config: Config) -> None:
@@ -211,10 +199,10 @@ def parse_value(name: str, value: Any) -> Any:
         raise ConfigError(f"--{name.replace('_', '-')} {value}: must be {word}") from None
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a TOML file (a preset, `--config`, or a run's config.toml)."""
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table of a TOML file. Raises `ConfigError`."""
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         why = error.strerror or error
         raise ConfigError(f"{path}: cannot be read ({why}); give the path of a TOML file") from error
@@ -222,7 +210,11 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: it is not UTF-8 text") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    return {name: parse_value(name, value) for name, value in table.items() if name != "resolved"}
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings of a TOML file (a preset, `--config`, or a run's config.toml). Raises `ConfigError`."""
+    return {name: parse_value(name, value) for name, value in read_toml(path).items() if name != "resolved"}
 
 
 def env_defaults(env: str, coach: str) -> Mapping[str, Any]:

@@ -66,6 +66,11 @@ def open_team(config: Config, *, split: str | None = None, coached: bool = True)
     if coached:  # what plays without a coach does not learn
         check_memory(config, folder, len(agents))
     tokenizer = ChatTokenizer(folder)
+    if config.max_new_tokens >= tokenizer.context_tokens:
+        raise ConfigError(
+            f"--max-new-tokens {config.max_new_tokens}: leaves no room for a prompt in the model's context "
+            f"of {tokenizer.context_tokens} tokens; give fewer"
+        )
     checkpointing = config.gradient_checkpointing == "on"
     policies: Policies = (
         LoRAPolicies(

@@ -26,14 +26,18 @@ from mappa_train.trainer import credit_samples
 from mappa_train.types import Action, EpisodeRollout
 
 RAW_TIMEOUT_S = 1200
+WARM_EPISODES = 2
+"""Of the step before those that count, which starts engine and sandbox and learns nothing."""
+COMPARED_EPISODES = 3
+"""Of the last step, whose logprobs are compared: each is computed twice more, without a cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """What some training steps took, the first one left out: it starts engine and sandbox.
+    """What some training steps took; `total_s` is that of all, learning included.
 
-    `logprob_diffs` are |log π of the engine − log π of the policy| of the last step's sampled tokens, by the
-    type that the policy was computed in.
+    `logprob_diffs` are |log π of the engine − log π of the policy| of tokens that the last step sampled, by
+    the type that the policy was computed in.
     """
 
     num_tokens: int
@@ -48,26 +52,28 @@ class Steps:
         return self.num_tokens / self.rollout_s
 
 
-def run_steps(config: Config, num_steps: int) -> Steps:
-    """Sync, play and learn, `num_steps` times after a first one."""
+def run_steps(config: Config, num_steps: int, *, learns: bool) -> Steps:
+    """Sync, play and maybe learn, `num_steps` times after a small first one that does not count."""
     syncs, plays, totals, num_tokens = 0.0, 0.0, 0.0, 0
     with closing(open_team(config)) as team:
         learner = Learner(team.policies, config)
-        for step in range(1, num_steps + 2):
+        team.engine.sync(learner.version)
+        play(_plans(config, team, 1)[:WARM_EPISODES], config, team, step=1, policy_version=learner.version)
+        for step in range(2, num_steps + 2):
             start = time.perf_counter()
             team.engine.sync(learner.version)
-            synced = time.perf_counter()
-            rollouts, times = play(
-                _plans(config, team, step), config, team, step=step, policy_version=learner.version
-            )
-            diffs = _logprob_diffs(rollouts, team.policies, config.temperature) if step > num_steps else {}
-            learning = time.perf_counter()
-            learner.update(credit_samples(rollouts, config))
-            if step > 1:
-                syncs += synced - start
-                plays += times.rollout
-                totals += synced - start + times.rollout + time.perf_counter() - learning
-                num_tokens += sum(len(action.generation.token_ids) for action in _actions(rollouts))
+            syncs += time.perf_counter() - start
+            plans = _plans(config, team, step)
+            rollouts, times = play(plans, config, team, step=step, policy_version=learner.version)
+            plays += times.rollout
+            num_tokens += sum(len(action.generation.token_ids) for action in _actions(rollouts))
+            if step > num_steps:  # before learning, while the policies are what was sampled from
+                pause = time.perf_counter()
+                diffs = _logprob_diffs(rollouts[:COMPARED_EPISODES], team.policies, config.temperature)
+                start += time.perf_counter() - pause
+            if learns:
+                learner.update(credit_samples(rollouts, config))
+            totals += time.perf_counter() - start
     return Steps(
         num_tokens=num_tokens,
         rollout_s=plays,
@@ -107,8 +113,8 @@ def raw_tokens_per_s(config: Config, rollouts: Sequence[EpisodeRollout]) -> floa
 
 def compare(config: Config, num_steps: int) -> dict[str, float | None]:
     """The figures that need vLLM."""
-    ours = run_steps(replace(config, engine="vllm"), num_steps)
-    theirs = run_steps(replace(config, engine="transformers"), num_steps)
+    ours = run_steps(replace(config, engine="vllm"), num_steps, learns=True)
+    theirs = run_steps(replace(config, engine="transformers"), num_steps, learns=False)
     raw = raw_tokens_per_s(config, ours.rollouts)
     figures: dict[str, float | None] = {
         "vs_raw_vllm": ours.tokens_per_s / raw,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import heapq
 import json
 import os
 import resource
@@ -21,9 +22,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.scale.simulated import AGENTS, MODEL, Pacing, SimulatedCoach, SimulatedWorker
+from benchmarks.scale.simulated import MODEL, Pacing, SimulatedCoach, SimulatedWorker
 from mappa_train.cluster.desk import CoachRelay
-from mappa_train.cluster.pool import WorkerPool
+from mappa_train.cluster.pool import WorkerPool, chunks
 from mappa_train.cluster.weights import Weights
 from mappa_train.rollout import EpisodePlan
 
@@ -34,6 +35,16 @@ CHUNKS_AT_ONCE = 2
 MOST_PROCESSES = 8
 """Workers beyond share processes: 64 of them would measure this machine's memory."""
 STORE_BYTES = 200 << 20
+COLUMNS = {
+    "workers": "workers",
+    "episodes": "episodes",
+    "episodes_per_s": "a second",
+    "ideal_episodes_per_s": "ideal",
+    "efficiency": "share",
+    "ideal_efficiency": "ideal",
+    "driver_ms_per_episode": "ms each",
+    "driver_mb_per_1000_episodes": "MB/1000",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +57,8 @@ class Size:
 
 SIZES = {
     "smoke": Size(workers=(1, 2), steps=2, episodes_per_worker=8, speed=20.0),
-    "quick": Size(workers=(1, 8, 64), steps=2, episodes_per_worker=32, speed=1.0),
-    "full": Size(workers=(1, 2, 4, 8, 16, 32, 64), steps=4, episodes_per_worker=40, speed=1.0),
+    "quick": Size(workers=(1, 64), steps=2, episodes_per_worker=48, speed=1.0),
+    "full": Size(workers=(1, 2, 4, 8, 16, 32, 64), steps=4, episodes_per_worker=80, speed=1.0),
 }
 
 
@@ -68,10 +79,32 @@ def measure(num_workers: int, size: Size, pacing: Pacing) -> dict[str, float]:
     )
     try:
         pool.start()
-        return _play_steps(pool, num_workers, size)
+        row = _play_steps(pool, num_workers, size)
     finally:
         pool.close()
         relay.close()
+    seconds = sum(ideal_s(num_workers, _plans(step, num_workers, size), pacing) for step in range(size.steps))
+    return row | {"ideal_episodes_per_s": row["episodes"] / seconds}
+
+
+def ideal_s(num_workers: int, plans: Sequence[EpisodePlan], pacing: Pacing) -> float:
+    """How long the step takes where driver, Ray and machine cost nothing: until the last chunk is played.
+
+    The more workers there are, the later the slowest of them ends, whoever drives them.
+    """
+    places = [0.0] * (num_workers * CHUNKS_AT_ONCE)
+    for chunk in chunks(plans, len(places)):
+        played = max(pacing.episode_s(plan.index) for plan in chunk)
+        heapq.heapreplace(places, places[0] + played)
+    return max(places)
+
+
+def _plans(step: int, num_workers: int, size: Size) -> list[EpisodePlan]:
+    per_step = size.episodes_per_worker * num_workers
+    return [
+        EpisodePlan(index=step * per_step + k, task_id=f"task{k // SAMPLES_PER_TASK}", start_role=None)
+        for k in range(per_step)
+    ]
 
 
 def _play_steps(pool: WorkerPool, num_workers: int, size: Size) -> dict[str, float]:
@@ -79,10 +112,7 @@ def _play_steps(pool: WorkerPool, num_workers: int, size: Size) -> dict[str, flo
     cpu_s, resident = _cpu_s(), []
     start = time.perf_counter()
     for step in range(size.steps):
-        plans = [
-            EpisodePlan(index=step * per_step + k, task_id=f"task{k // SAMPLES_PER_TASK}", start_role=None)
-            for k in range(per_step)
-        ]
+        plans = _plans(step, num_workers, size)
         pool.sync(Weights(version=step, parts={}, digests={}))
         rollouts, _ = pool.collect(plans, step)
         if [item.index for item in rollouts] != [plan.index for plan in plans]:
@@ -113,13 +143,26 @@ def _resident_mb() -> float:
 
 def flatten(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     """The agreed figures, those of the most workers, and all rows."""
-    one, most = rows[0], rows[-1]
-    rate = one["episodes_per_s"] / one["workers"]
-    efficiency = most["episodes_per_s"] / (most["workers"] * rate)
+    one = rows[0]
+
+    def efficiency(row: dict[str, float], rate: str) -> float:
+        return row[rate] * one["workers"] / (row["workers"] * one[rate])
+
+    told = [
+        row
+        | {
+            "efficiency": efficiency(row, "episodes_per_s"),
+            "ideal_efficiency": efficiency(row, "ideal_episodes_per_s"),
+        }
+        for row in rows
+    ]
+    most = told[-1]
+    is_64 = most["workers"] == 64
     return {
-        "efficiency_64": efficiency if most["workers"] == 64 else None,
+        "efficiency_64": most["efficiency"] if is_64 else None,
+        "ideal_64": most["ideal_efficiency"] if is_64 else None,
         "driver_mb_per_1000_episodes": most["driver_mb_per_1000_episodes"],
-        "rows": [dict(row, efficiency=row["episodes_per_s"] / (row["workers"] * rate)) for row in rows],
+        "rows": told,
     }
 
 
@@ -145,17 +188,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finally:
         ray.shutdown()
     figures = flatten(rows)
-    table = Table("workers", "episodes", "episodes/s", "efficiency", "driver ms/episode", "MB/1000 episodes")
+    table = Table(*COLUMNS.values())
     for row in figures["rows"]:
-        table.add_row(
-            f"{row['workers']:g}",
-            f"{row['episodes']:g}",
-            f"{row['episodes_per_s']:.2f}",
-            f"{row['efficiency']:.3f}",
-            f"{row['driver_ms_per_episode']:.2f}",
-            f"{row['driver_mb_per_1000_episodes']:.2f}",
-        )
-    Console().print(table, f"coach requests: {len(AGENTS)} an episode")
+        table.add_row(*(f"{row[name]:.4g}" for name in COLUMNS))
+    Console().print(table, "ideal: driver and machine cost nothing; ms, MB: the driver's, of episodes")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 

@@ -50,10 +50,30 @@ class Pacing:
         names = ("tokens", "sandbox_s", "coach_s", "tokens_per_s")
         return cls(speed=speed, **{name: known[name] for name in names})
 
-    def draw(self, quantiles: Sequence[float], rng: np.random.Generator) -> float:
-        """A number of that distribution."""
-        places = np.linspace(0, 1, len(quantiles))
-        return float(np.interp(rng.random(), places, quantiles))
+    def work(self, episode: int, turn: int) -> tuple[int, float]:
+        """Tokens of an action, and seconds in the sandbox before `speed`: always the same for that action."""
+        rng = np.random.default_rng([7, episode, turn])
+        return max(1, round(_draw(self.tokens, rng))), _draw(self.sandbox_s, rng)
+
+    def work_s(self, tokens: int, sandbox_s: float) -> float:
+        """What an action takes before its coach is asked."""
+        return (tokens / self.tokens_per_s + sandbox_s) / self.speed
+
+    def verdict_s(self, episode: int, turn: int) -> float:
+        """How long the coach thinks about an action."""
+        return _draw(self.coach_s, np.random.default_rng([3, episode, turn])) / self.speed
+
+    def episode_s(self, episode: int) -> float:
+        """How long an episode takes where nothing else costs anything: actions, and verdicts beside them."""
+        now, end = 0.0, 0.0
+        for turn in range(len(AGENTS)):
+            now += self.work_s(*self.work(episode, turn))
+            end = max(end, now + self.verdict_s(episode, turn))
+        return end
+
+
+def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> float:
+    return float(np.interp(rng.random(), np.linspace(0, 1, len(quantiles)), quantiles))
 
 
 class SimulatedWorker:
@@ -77,12 +97,10 @@ class SimulatedWorker:
         """There is nothing to close."""
 
     async def _episode(self, plan: EpisodePlan) -> EpisodeRollout:
-        rng, pacing = np.random.default_rng([7, plan.index]), self._pacing
         actions, asking = [], []
         for k, agent in enumerate(AGENTS):
-            count = max(1, round(pacing.draw(pacing.tokens, rng)))
-            sandbox_s = pacing.draw(pacing.sandbox_s, rng)
-            await asyncio.sleep((count / pacing.tokens_per_s + sandbox_s) / pacing.speed)
+            count, sandbox_s = self._pacing.work(plan.index, k)
+            await asyncio.sleep(self._pacing.work_s(count, sandbox_s))
             actions.append(self._action(agent, k, count))
             turn = _turn(agent, k, count, sandbox_s)
             asking.append(asyncio.ensure_future(self._coach.score(_request(plan, agent, turn))))
@@ -110,7 +128,7 @@ class SimulatedCoach:
     reads_scores = False
 
     def __init__(self, pacing: Pacing, *, concurrency: int, rpm: int) -> None:
-        self._pacing, self._rng = pacing, np.random.default_rng(3)
+        self._pacing = pacing
         self._pace = Pace(concurrency=concurrency, rpm=rpm, tpm=0)
         self.num_asked = 0
 
@@ -119,7 +137,7 @@ class SimulatedCoach:
         self.num_asked += 1
         async with self._pace.slot():
             await self._pace.wait(MESSAGE_CHARS)
-            await asyncio.sleep(self._pacing.draw(self._pacing.coach_s, self._rng) / self._pacing.speed)
+            await asyncio.sleep(self._pacing.verdict_s(request.episode.seed, request.turn.index))
         return CoachScore(score=5.0, reason="It does what the role has to do, no more.", model=MODEL)
 
 

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mappa_envs.errors import UnavailableError, boundary, install_hint
@@ -137,11 +136,9 @@ def make_plan(config: Config, where: str, nodes: tuple[Node, ...]) -> ResourcePl
 
 def _model_memory(config: Config) -> float:
     """Bytes of a worker's weights on a CPU: as bf16 and fp32 (lora), or fp32 for each agent and once more."""
-    path = Path(config.model).expanduser()
-    kept = find_cached(config.model) if not path.is_dir() else None
-    folder = kept.folder if kept else path
+    kept = find_cached(config.model)
     # Nothing where the model is not on this machine yet: nobody knows before it is fetched.
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    stored = sum(file.stat().st_size for file in kept.folder.glob("*.safetensors")) if kept else 0
     return float(stored * (3 if config.policy == "lora" else 2 * (NUM_AGENTS + 1)))
 
 
@@ -184,8 +181,12 @@ def _connected(address: str) -> Iterator[None]:
         return
     what = f"--ray-address {address}: no cluster answers there" if address else "Ray cannot be started here"
     failures = (ConnectionError, RuntimeError, ValueError, TimeoutError)
+    # The dashboard is a server without a password. In a cluster, whoever began it decides about it.
+    options: dict[str, Any] = {"address": address or "local"}
+    if not address:
+        options["include_dashboard"] = False
     with _own_sigterm(), boundary(UnavailableError, what, *failures):
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(**options, log_to_driver=False, logging_level=logging.WARNING)
     try:
         yield
     finally:

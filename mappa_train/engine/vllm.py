@@ -193,7 +193,7 @@ class VllmEngine:
         try:
             with stderr_in_log():
                 if self._adapters is None:
-                    self._weights = MergedWeights(self._policies, start)
+                    self._weights = MergedWeights(self._policies.agents, start)
                 else:
                     rank, alpha = self._adapters
                     shared = partial(start, num_adapters=len(self._policies.agents), lora_rank=rank)
@@ -212,10 +212,10 @@ class VllmEngine:
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the learner's last update was launched on another thread
         for agent, engine in weights.engines.items():
-            weights.load(agent, version)
+            model = self._policies.sampler(agent)  # once: a LoRA agent's adapter is merged each time
+            weights.load(agent, version, model)
             if not engine.reset_prefix_cache():
                 raise RuntimeError(f"{agent}: vLLM did not forget the prompts of the old weights")
-            model = self._policies.sampler(agent)
             difference = self._probe.check(agent, engine, weights.adapter(agent), model)
             log.info("version %d of %s is in; its probe differs by %.2g nats", version, agent, difference)
         self._version = version

@@ -29,7 +29,7 @@ _ENVIRONMENT = {
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_NO_USAGE_STATS": "1",
 }
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _CPU_SEQUENCES = 32
 _CPU_CACHE_TOKENS, _GPU_CACHE_TOKENS = 16_384, 65_536
 _BLOCK = 32
@@ -62,6 +62,11 @@ def why_not() -> str | None:
     if name == "vllm" and not torch.cuda.is_available():
         return f"the GPU build of vLLM is installed, and there is no GPU; in a new environment, {hint}"
     return None
+
+
+def served_rank(rank: int) -> int:
+    """What vLLM must be told as its largest LoRA rank, to serve adapters of `rank`: it knows a few sizes."""
+    return next((size for size in _RANKS if size >= rank), rank)
 
 
 def _dotted(release: tuple[int, int]) -> str:
@@ -122,9 +127,8 @@ def start_engine(
         **({} if on_gpu else _cpu_settings(context_tokens)),
     }
     if num_adapters:
-        rank = next((size for size in _RANKS if size >= lora_rank), lora_rank)
+        settings |= {"enable_lora": True, "max_loras": num_adapters, "max_lora_rank": served_rank(lora_rank)}
         # Room for the new adapters of a sync beside the old ones.
-        settings |= {"enable_lora": True, "max_loras": num_adapters, "max_lora_rank": rank}
         settings |= {"max_cpu_loras": 2 * num_adapters}
     with boundary(ConfigError, f"--engine vllm cannot run {folder}", ValueError, NotImplementedError):
         return LLMEngine.from_engine_args(EngineArgs(**settings))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,8 +29,11 @@ class Weights(Protocol):
 
     engines: dict[str, Any]
 
-    def load(self, agent: str, version: int) -> None:
-        """Put the agent's current weights into its engine, which has nothing under way."""
+    def load(self, agent: str, version: int, model: Any) -> None:
+        """Put the agent's current weights, of which `model` is made, into its engine.
+
+        The engine has nothing under way.
+        """
         ...
 
     def adapter(self, agent: str) -> Any:
@@ -45,12 +48,11 @@ class Weights(Protocol):
 class MergedWeights:
     """An engine an agent, and its whole weights (a LoRA agent's are merged) copied from the live model."""
 
-    def __init__(self, policies: Policies, start: Callable[[], Any]) -> None:
-        self._policies = policies
-        self.engines = {agent: start() for agent in policies.agents}
+    def __init__(self, agents: Sequence[str], start: Callable[[], Any]) -> None:
+        self.engines = {agent: start() for agent in agents}
 
-    def load(self, agent: str, version: int) -> None:
-        copy_weights(self.engines[agent], self._policies.sampler(agent))
+    def load(self, agent: str, version: int, model: Any) -> None:
+        copy_weights(self.engines[agent], model)
 
     def adapter(self, agent: str) -> Any:
         return None
@@ -96,7 +98,7 @@ class AdapterWeights:
         engine = start()
         self.engines = dict.fromkeys(policies.agents, engine)
 
-    def load(self, agent: str, version: int) -> None:
+    def load(self, agent: str, version: int, model: Any) -> None:
         from vllm.lora.request import LoRARequest
 
         self._count += 1

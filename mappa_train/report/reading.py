@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from mappa_envs.types import Episode
 from mappa_train.checkpoint import RunFolder
 from mappa_train.credit_log import ActionCredit
 from mappa_train.files import first_line
+from mappa_train.settings import parse_value, read_toml
 
 MAX_STEPS = 8
 EPISODES_PER_STEP = 24
@@ -28,13 +28,16 @@ Line = Mapping[str, Any]
 
 
 class RunData:
-    """What the page is made from, each part read once. Raises `ConfigError` where there is no run."""
+    """What the page is made from, each part read once.
+
+    Raises `ConfigError` where there is no run or its settings are damaged, `DataError` for a damaged line.
+    """
 
     def __init__(self, run: Path) -> None:
         folder = RunFolder.open(run)
         self.path = run
         self.lines: list[Line] = list(folder.read_metrics())
-        settings = tomllib.loads(folder.config_path.read_text("utf-8"))
+        settings = read_toml(folder.config_path)
         self.resolved: Line = settings.pop("resolved", {})
         self.settings: Line = settings
         self.numbered = lru_cache(maxsize=None)(lambda step: read_numbered_episodes(run, step))
@@ -51,7 +54,7 @@ class RunData:
     @property
     def finished(self) -> bool:
         """Whether all steps are made."""
-        return bool(self.steps) and self.steps[-1] >= int(self.settings.get("steps", 0))
+        return bool(self.steps) and self.steps[-1] >= parse_value("steps", self.settings.get("steps", 0))
 
     def names(self, prefix: str) -> list[str]:
         """What follows a prefix among the keys of the metrics, such as the agents after "score/"."""
@@ -65,13 +68,18 @@ def read_episodes(run: Path, step: int) -> list[Episode]:
 
 
 def read_numbered_episodes(run: Path, step: int) -> list[Numbered]:
-    """The episodes of a step with their index in the run. Reads that part of the file only."""
+    """The episodes of a step with their index in the run. Reads that part of the file only.
+
+    Raises `DataError` at a line that is no episode.
+    """
+    path = RunFolder(run).episodes_path
     found = []
-    for line in _lines_of(RunFolder(run).episodes_path, step):
-        head = _EPISODE.match(line)
-        if head is None:
-            break
-        found.append((int(head[2]), Episode.from_json(line[head.end() : -2].decode())))
+    for line in _lines_of(path, step):
+        try:
+            _, index, episode = _read_episode(line)
+        except ValueError as error:
+            raise DataError(f"{path}, step {step}: no episode: {first_line(error)}") from None
+        found.append((index, episode))
     return found
 
 
@@ -103,14 +111,19 @@ def all_episodes(run: Path) -> Iterator[tuple[int, int, Episode]]:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
-            head = _EPISODE.match(line)
             try:
-                if head is None:
-                    raise ValueError("it does not begin with step and index")
-                episode = Episode.from_json(line[head.end() : -2].decode())
+                found = _read_episode(line)
             except ValueError as error:
                 raise DataError(f"{path}, line {number}: no episode: {first_line(error)}") from None
-            yield int(head[1]), int(head[2]), episode
+            yield found
+
+
+def _read_episode(line: bytes) -> tuple[int, int, Episode]:
+    """Step, index and episode of a complete line. Raises `ValueError`."""
+    head = _EPISODE.match(line)
+    if head is None:
+        raise ValueError("it does not begin with step and index")
+    return int(head[1]), int(head[2]), Episode.from_json(line[head.end() : -2].decode())
 
 
 def sampled_steps(steps: Sequence[int]) -> list[int]:
@@ -149,14 +162,17 @@ def sampled_episodes(episodes: Sequence[Numbered]) -> list[Numbered]:
 
 
 def _lines_of(path: Path, step: int) -> Iterator[bytes]:
-    """The complete lines of a step."""
+    """The complete lines of a step. Raises `DataError` at one that begins with no step."""
     if not path.is_file():
         return
     with path.open("rb") as file:
         for line in _lines_from(file, path.stat().st_size, step):
             head = _HEAD.match(line)
-            if not head or not line.endswith(b"}\n") or int(head[1]) != step:
+            if not line.endswith(b"\n") or (head and int(head[1]) != step):
                 return
+            if not head:
+                start = line[:40].decode("utf-8", "replace")
+                raise DataError(f"{path}, beside step {step}: damaged at {start!r}; mend or delete the line")
             yield line
 
 

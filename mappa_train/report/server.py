@@ -155,7 +155,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.FORBIDDEN, b"this is not the address that `view` printed\n")
             return
         try:
-            found = self.served.get(urlsplit(self.path).path)
+            path = urlsplit(self.path).path
+        except ValueError:  # such as http://[
+            path = ""
+        try:
+            found = self.served.get(path)
         except MappaError as error:
             words = "".join(char if char.isprintable() else "?" for char in str(error))
             self._send(HTTPStatus.INTERNAL_SERVER_ERROR, f"error: {words}\n".encode())
@@ -164,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.NOT_FOUND, b"there is nothing here\n")
             return
         page, goes_on = found
-        is_live = goes_on and urlsplit(self.path).path == "/"
+        is_live = goes_on and path == "/"
         self._send(HTTPStatus.OK, page, "text/html", {"Refresh": str(RELOAD_S)} if is_live else {})
 
     def _send(

@@ -1,4 +1,4 @@
-"""One cluster of two simulated nodes for all tests here, and what they train."""
+"""One cluster of simulated nodes for all tests here, and what they train."""
 
 from __future__ import annotations
 
@@ -27,12 +27,21 @@ def cluster() -> Iterator[Any]:
     made = utils.Cluster(
         initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": STORE_BYTES}
     )
-    made.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
     yield made
     ray.shutdown()
     made.shutdown()
     del os.environ[MARK]
+
+
+@pytest.fixture
+def second_node(cluster: Any) -> Any:
+    """The node beside the head; a test may take it away."""
+    if not cluster.worker_nodes:
+        cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+        cluster.wait_for_nodes()
+    (node,) = cluster.worker_nodes
+    return node
 
 
 @pytest.fixture(scope="session")

@@ -119,71 +119,61 @@ def numbers(pool: WorkerPool) -> list[int]:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_worker_that_dies_is_replaced_and_its_episodes_are_run_again(
-    cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def die_once(index: int) -> None:
-        if index == 4 and once(tmp_path / "died"):
-            os._exit(1)
-
-    with pool_of(2, die_once) as pool:
-        assert numbers(pool) == list(range(12))
-        assert numbers(pool) == list(range(12))
-    lost = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
-    assert len(lost) == 1
-    assert "on here (process" in lost[0]
-    assert "are run again" in lost[0]
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_a_worker_that_gives_no_answer_is_replaced_and_stragglers_are_named(
+def test_whoever_dies_or_hangs_is_replaced_and_what_a_worker_raises_arrives_as_itself(
     cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "STRAGGLES_AFTER_S", 0.5)
     monkeypatch.setattr(pool_module, "POLL_S", 0.2)
 
-    def hang_once(index: int) -> None:
-        if index == 8 and once(tmp_path / "hung"):
+    def misbehave(index: int) -> None:
+        if index == 4 and once(tmp_path / "died"):
+            os._exit(1)
+        if index == 8 and (tmp_path / "may hang").exists() and once(tmp_path / "hung"):
             time.sleep(1000)
+        if (tmp_path / "may fail").exists():
+            raise SandboxError("no room")
 
-    with pool_of(2, hang_once) as pool:
-        pool._timeout_s = 6.0
+    with pool_of(2, misbehave) as pool:
         assert numbers(pool) == list(range(12))
-    said = "\n".join(record.getMessage() for record in caplog.records)
-    assert "straggles: it plays episode(s) 8, 9, 10 for" in said
-    assert "--worker-timeout-s" in said
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_too_many_losses_end_the_run_with_node_and_reason(cluster: Any) -> None:
-    def die(index: int) -> None:
-        os._exit(1)
-
-    with (
-        pool_of(1, die) as pool,
-        pytest.raises(
-            UnavailableError, match=r"4 rollout workers were lost .* worker 0 on here .*: .*resume"
-        ),
-    ):
-        pool.collect(PLANS, 1)
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_what_a_worker_raises_arrives_as_itself_and_a_stale_sample_is_an_error(cluster: Any) -> None:
-    def fail(index: int) -> None:
-        raise SandboxError("no room")
-
-    with pool_of(2, fail) as pool, pytest.raises(SandboxError, match="no room") as caught:
-        pool.collect(PLANS, 1)
+        pool.start()  # whoever came instead is there
+        (tmp_path / "may hang").touch()
+        pool._timeout_s = 5.0
+        assert numbers(pool) == list(range(12))
+        pool._timeout_s = 60.0
+        (tmp_path / "may fail").touch()
+        with pytest.raises(SandboxError, match="no room") as caught:
+            pool.collect(PLANS, 1)
     assert "raised by rollout worker" in "".join(caught.value.__notes__)
+    said = [record.getMessage() for record in caplog.records]
+    died, hung = [line for line in said if "is lost" in line]
+    assert "on here (process" in died
+    assert "are run again" in died
+    assert "--worker-timeout-s" in hung
+    assert any("straggles: it plays episode(s) 8, 9, 10 for" in line for line in said)
 
-    with pool_of(1, lambda index: None) as pool:
-        pool.collect(PLANS, 1)
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_stale_sample_and_too_many_losses_end_the_run_with_their_reason(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "LEAST_REPLACED", 1)
+
+    def die_then(index: int) -> None:
+        if (tmp_path / "may die").exists():
+            os._exit(1)
+
+    with pool_of(1, die_then) as pool:
+        pool.start()  # waits until the weights of `sync` have arrived
+        current = pool._weights
         pool._weights = Weights(version=4, parts={}, digests={})
         with pytest.raises(RuntimeError, match=r"policy versions \[3\] for episode 0 of version 4"):
+            pool.collect(PLANS, 1)
+        pool._weights = current
+        (tmp_path / "may die").touch()
+        with pytest.raises(
+            UnavailableError, match=r"2 rollout workers were lost .* worker 0 on here .*: .*resume"
+        ):
             pool.collect(PLANS, 1)
 
 

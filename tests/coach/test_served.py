@@ -126,6 +126,11 @@ def _missing(script: str, files: Mapping[str, bytes]) -> dict[str, Any]:
         (["eval", "runs/x", "--engine", "openai:http://localhost:1/v1"], "leave runs/x out"),
         ([*EVAL, "openai:http://localhost:1/v1", "--step", "3"], "leave --step 3 out"),
         ([*EVAL, "vllm"], "takes openai:URL"),
+        (["eval", "runs/x", "--engine", "vllm"], "measured with the engine that it was trained with"),
+        (
+            [*EVAL, "openai:http://localhost:1/v1", "--served-models", "modeler_0=a,modeler_0=b"],
+            "names modeler_0 twice",
+        ),
         ([*EVAL, "openai:localhost"], "takes openai:URL"),
         ([*EVAL, "openai:http://me:pw@localhost/v1", "--model", "x"], "no keys or passwords"),
         ([*EVAL, "openai:http://localhost:99999999/v1"], "no address of a server"),

@@ -121,6 +121,10 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
         RunFolder.create(resolve({"out": str(tmp_path)}))
     with pytest.raises(ConfigError, match="exists and is not empty"):
         planned_path(resolve({"out": str(tmp_path / "x")}))
+    with pytest.raises(ConfigError, match=r"x is no folder"):
+        planned_path(resolve({"out": str(tmp_path / "x" / "y" / "z")}))
+    with pytest.raises(ConfigError, match="too long"):
+        planned_path(resolve({"out": str(tmp_path / ("x" * 300))}))
     with pytest.raises(ConfigError, match=r"no config\.toml"):
         RunFolder.open(tmp_path)
 
@@ -157,6 +161,7 @@ def test_what_somebody_may_miss_is_in_the_way(tmp_path: Path, what: str) -> None
     ("line", "why"),
     [
         ('{"step": 2, "time', "line 2: damaged"),
+        ('{"step": 2, "time_s": "much"}', r"line 2: damaged \('time_s' is no number"),
         ("[1]", "whole"),
         ('{"step": "2"}', "whole"),
         ('{"step": 2, "a": \x80}', "line 2"),

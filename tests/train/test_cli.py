@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 from run_fakes import AGENTS, make_episode, make_line, make_rollout, make_run
+from tiny import make_model
 
 from mappa_envs.dsbench.scores import figures
 from mappa_envs.errors import UnavailableError
 from mappa_envs.evaluation import EvalResult, EvalTable
-from mappa_train import cli, doctor, model, progress
+from mappa_train import cli, doctor, memory, model, progress
 from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config
+from mappa_train.memory import Room
 from mappa_train.model import LoadedModel
 from mappa_train.settings import resolve
 
@@ -119,6 +121,47 @@ def test_a_dry_run_prints_a_config_and_writes_nothing(capsys: pytest.CaptureFixt
     assert resolve({}, file=Path("again.toml")) == resolve({"steps": 3, "max_tasks": 2})
 
 
+def test_a_model_in_a_folder_has_a_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    for name in (str(folder), "model"):
+        assert cli.main(["--dry-run", "--env", "mathchat-v0", "--model", name]) == 0
+        shown = capsys.readouterr().out
+        assert f"# model:    {name}: the folder {folder}" in shown
+        assert "# memory:   of it, in GB: base" in shown
+
+
+def test_a_plan_that_does_not_fit_is_shown_and_leaves_no_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    folder = str(make_model(tmp_path / "model"))
+    monkeypatch.setattr(memory, "measure_room", lambda **_: Room(total=1e12, free=1e6))
+    line = ["--env", "mathchat-v0", "--model", folder, "--out", str(tmp_path / "run")]
+    assert cli.main([*line, "--dry-run"]) == 3
+    shown = capsys.readouterr()
+    assert "# memory:   of it, in GB: base" in shown.out
+    assert f"# run:      {tmp_path / 'run'}" in shown.out
+    assert "only 0.0 GB are free now: wait until" in shown.err
+    for command in ([], ["sft"]):
+        assert cli.main([*command, *line]) == 3
+        assert "only 0.0 GB are free now: wait until" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_warm_start_that_runs_out_of_memory_names_its_own_knobs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(config: Config, *, coached: bool) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("mappa_train.team.open_team", no_memory)
+    assert cli.main(["sft", "--env", "mathchat-v0"]) == 3
+    err = capsys.readouterr().err
+    assert "error: out of memory (MemoryError); try" in err
+    assert "--token-budget" in err
+    assert "--episodes-per-step" not in err
+
+
 def test_training_gets_config_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
@@ -143,8 +186,11 @@ def test_a_crash_is_one_line_and_a_traceback_in_the_log(
     set_trainer(monkeypatch, train)
     assert cli.main(["--out", "here"]) == 1
     err = capsys.readouterr().err
-    assert err == "error: RuntimeError: shapes ?[31m differ (traceback in here/run.log)\n"
-    assert "Traceback" in Path("here/run.log").read_text()
+    assert err == "error: RuntimeError: shapes \ufffd[31m differ (traceback in here/run.log)\n"
+    log = Path("here/run.log").read_text()
+    assert "Traceback" in log
+    assert "\n    raise RuntimeError(" in log
+    assert "RuntimeError: shapes \ufffd[31m differ\nmore\n" in log
 
 
 def test_exit_codes_of_errors_on_purpose(
@@ -298,7 +344,7 @@ def test_our_warnings_are_shown_and_others_are_logged(
 
     def train(config: Config, run: RunFolder, progress: Any, *, resume: bool, ranks: Any) -> None:
         logging.getLogger("mappa_train.x").warning("all [bold]returns[/] are equal")
-        logging.getLogger("other").warning("noise")
+        logging.getLogger("other").warning("noise\t\x1b]0;title\x07\ud800")
         progress.start(1, AGENTS)
         line = make_line(1, [make_rollout(0)])
         run.append_metrics(line)
@@ -312,7 +358,7 @@ def test_our_warnings_are_shown_and_others_are_logged(
         "warning: all [bold]returns[/] are equal\n1 step(s) to go; agents: writer_0, checker_0\nstep 1/1"
     )
     assert "noise" not in shown
-    assert "noise" in Path("here/run.log").read_text()
+    assert "WARNING other: noise\t\ufffd]0;title\ufffd\ufffd\n" in Path("here/run.log").read_text()
     assert json.loads(Path("here/metrics.jsonl").read_text())["step"] == 1
 
 

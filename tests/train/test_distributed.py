@@ -209,6 +209,9 @@ RUN = (
     "--algorithm taste:Taste --max-new-tokens 16 --token-budget 256"
 )
 
+MEASURED = ("--eval-every", "1", "--eval-episodes", "2")
+"""The first rank measures while the others wait: whatever all must do together would hang here."""
+
 
 def start_run(folder: Path, out: Path, *flags: str, taste: str = "") -> subprocess.Popen[str]:
     """A run of its own, with the coach of `taste.py`."""
@@ -231,18 +234,21 @@ def played(run: Path) -> list[tuple[int, list[str]]]:
 
 @pytest.mark.slow
 def test_two_ranks_make_one_run_that_one_can_resume(folder: Path, tmp_path: Path) -> None:
-    run = start_run(folder, tmp_path / "two", "--steps", "1", "--shard", "fsdp")
+    run = start_run(folder, tmp_path / "two", "--steps", "1", "--shard", "fsdp", *MEASURED)
     shown, errors = run.communicate(timeout=300)
     assert run.returncode == 0, errors
     assert shown.count("step 1/1  score") == 1
     alone = [*RUN.split(), "--model", str(folder), "--steps", "1", "--out", str(tmp_path / "one")]
-    assert cli.main(alone) == 0
+    assert cli.main([*alone, *MEASURED]) == 0
     assert played(tmp_path / "two") == played(tmp_path / "one")
     one, two = (RunFolder(tmp_path / name).read_metrics() for name in ("one", "two"))
     for key in ("episodes", "actions", "score/mean", "return/mean", "tokens/trained", "kl/modeler_0"):
         assert two[0][key] == one[0][key]
     for key in ("adv/mean", "adv/std", "entropy/modeler_0", "grad_norm/modeler_0"):
         assert two[0][key] == pytest.approx(one[0][key], rel=0.05)
+    assert two[0]["eval/num_episodes"] == one[0]["eval/num_episodes"] == 2
+    log = (tmp_path / "two" / "run.log").read_text()
+    assert log.count("evaluation: the slowest episodes") == 1  # one rank measures
     assert cli.main(["resume", str(tmp_path / "two"), "--steps", "2", "--learners-per-agent", "1"]) == 0
     assert [line["step"] for line in RunFolder(tmp_path / "two").read_metrics()] == [1, 2]
     assert len(played(tmp_path / "two")) == 8
@@ -250,13 +256,14 @@ def test_two_ranks_make_one_run_that_one_can_resume(folder: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_an_interruption_ends_all_ranks(folder: Path, tmp_path: Path) -> None:
-    run = start_run(folder, tmp_path / "run", "--steps", "500")
+    run = start_run(folder, tmp_path / "run", "--steps", "500", *MEASURED)
     deadline = time.monotonic() + 240
     while not RunFolder(tmp_path / "run").steps() and run.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     run.send_signal(signal.SIGINT)
     errors = run.communicate(timeout=120)[1]
     assert run.returncode == 130, errors
+    assert RunFolder(tmp_path / "run").read_metrics()[0]["eval/num_episodes"] == 2
     assert errors.count("interrupted; the last checkpoint is") == 1
     found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in found

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny import AGENTS, alone, make_config, make_model
 
-from mappa_envs.errors import ConfigError
+from mappa_envs.errors import ConfigError, UnavailableError
 from mappa_train import cli
 from mappa_train.checkpoint import RunFolder
 from mappa_train.export_hf import export_weights
@@ -113,6 +113,8 @@ def test_an_export_replaces_its_own_and_nothing_else(base: Path, tmp_path: Path)
     with pytest.raises(ConfigError, match="exists and is not empty"):
         export_weights(run, out=tmp_path / "mine")
     assert [item.name for item in run.path.glob("export-hf/*")] == ["step-000003"]
+    with pytest.raises(UnavailableError, match=r"cannot be written .*choose another folder with --out"):
+        export_weights(run, out=run.config_path / "x")
 
 
 def test_options_that_would_do_nothing_are_refused(base: Path, tmp_path: Path) -> None:
@@ -135,4 +137,5 @@ def test_the_command_exports_the_best_and_says_how_to_serve(
     folder = run.path / "export-hf" / "step-000003"
     assert lines[0] == f"checker_0: {folder / 'checker_0'}"
     adapters = f"checker_0={folder / 'checker_0'} writer_0={folder / 'writer_0'}"
-    assert lines[2] == f"serve: vllm serve {base} --enable-lora --max-lora-rank 4 --lora-modules {adapters}"
+    # vLLM knows no largest rank of 4.
+    assert lines[2] == f"serve: vllm serve {base} --enable-lora --max-lora-rank 8 --lora-modules {adapters}"

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from mappa_train.checkpoint import RunFolder
 
-NUM_KILLS = int(os.environ.get("MAPPA_TEST_KILLS", "8"))
+NUM_KILLS = int(os.environ.get("MAPPA_TEST_KILLS", "6"))
 AGENTS = ("data_engineer_0", "modeler_0", "analyst_0")
 
 

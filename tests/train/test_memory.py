@@ -10,7 +10,15 @@ from tiny import make_config, make_model, plain_model
 
 from mappa_envs.errors import ConfigError, UnavailableError
 from mappa_train import memory
-from mappa_train.memory import ModelShape, memory_plan, out_of_memory, plan_memory, read_shape
+from mappa_train.memory import (
+    ModelShape,
+    Room,
+    check_memory,
+    memory_plan,
+    out_of_memory,
+    plan_memory,
+    read_shape,
+)
 
 BIG = ModelShape(
     num_parameters=1_000_000_000,
@@ -69,33 +77,63 @@ def test_a_run_that_cannot_fit_is_stopped_with_the_knobs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(token_budget=1024)
-    lines = plan_memory(config, folder, 2)
-    assert "GB on this" in lines[0]
-    monkeypatch.setattr(memory, "available_memory", lambda *, gpu: 1e6)
-    with pytest.raises(UnavailableError, match=r"0\.0 GB left; try .*--token-budget") as caught:
-        plan_memory(config, folder, 2)
+    check = plan_memory(config, folder, 2)
+    assert "GB on this" in check.lines[0]
+    assert check.shortage is None
+    room = Room(total=1e6, free=1e6)
+    monkeypatch.setattr(memory, "measure_room", lambda **_: room)
+    with pytest.raises(
+        UnavailableError, match=r"more than the 0\.0 GB .* give it; try .*--token-budget"
+    ) as caught:
+        check_memory(config, folder, 2)
     assert caught.value.exit_code == 3
+
+
+def test_a_run_is_stopped_only_where_it_lacks_more_than_the_plan_may_be_wrong(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(token_budget=1024)
+    need = memory_plan(config, read_shape(folder), 2, gpu=torch.cuda.is_available()).peak
+    room = Room(total=10 * need, free=need / 1.09)
+    monkeypatch.setattr(memory, "measure_room", lambda **_: room)
+    assert plan_memory(config, folder, 2).shortage is None
+    room = Room(total=10 * need, free=need / 1.11)
+    assert "are free now: wait until what has the rest is done, or try" in str(
+        plan_memory(config, folder, 2).shortage
+    )
+
+
+def test_a_warm_start_has_no_sampler_and_one_optimizer() -> None:
+    config = make_config(policy="full")
+    warm = memory_plan(config, BIG, 3, gpu=False, warm_start=True)
+    sizes = {part.name: part.num_bytes for part in warm.parts}
+    assert (sizes["optimizer"], sizes["weights"]) == (8e9, 12e9)
+    assert not any("sampler" in name for name in sizes)
+    assert "--episodes-per-step" not in memory.advice(config, warm_start=True)
 
 
 def test_a_model_without_readable_weights_has_no_plan(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError):
         read_shape(tmp_path)
-    assert plan_memory(make_config(), tmp_path, 2)[0].startswith("unknown: ")
+    assert plan_memory(make_config(), tmp_path, 2).lines[0].startswith("unknown: ")
 
 
 def test_what_is_available_is_part_of_the_machine() -> None:
-    assert 1e8 < memory.available_memory(gpu=False) < 1e15  # torch alone, which is loaded, is more than that
+    room = memory.measure_room(gpu=False)
+    assert 1e8 < room.free <= room.total < 1e15  # torch alone, which is loaded, is more than that
+    half = memory.measure_room(gpu=False, num_sharing=2)
+    assert half.total == room.total / 2
 
 
 def test_cached_files_do_not_count_against_a_control_group(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 400\nactive_file 200\n")
-    assert memory._left_in_group(tmp_path) == 700.0
+    assert memory.room_in_group(tmp_path) == Room(total=1000.0, free=700.0)
     (tmp_path / "memory.max").write_text("max\n")
     with pytest.raises(ValueError, match="max"):
-        memory._left_in_group(tmp_path)
+        memory.room_in_group(tmp_path)
 
 
 def test_an_allocation_that_fails_names_the_knobs() -> None:

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from run_fakes import AGENTS, make_episode, make_line, make_rollout, make_run, make_turn
 
+from mappa_envs.errors import DataError
 from mappa_envs.evaluation import EvalTable
 from mappa_envs.types import Artifact, CoachScore, Episode, ScoreRevision, ToolResult
 from mappa_train import report
@@ -153,6 +154,23 @@ def test_episodes_of_any_step_are_found(tmp_path: Path) -> None:
         assert [index for index, _ in found] == [3 * (step - 1) + k for k in range(3)]
     assert report.read_episodes(run.path, 13) == []
     assert report.read_episodes(run.path, 5) == [make_episode()] * 3
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("nonsense", "damaged at 'nonsense"),
+        ('{"step": 2}', "damaged at"),
+        ('{"step": 2, "index": 2, "turn": 0}', "does not begin with step and index"),
+        ('{"step": 2, "index": 2, "episode": {"env": 5}}', "no episode"),
+    ],
+)
+def test_a_damaged_line_of_episodes_is_named_and_not_skipped(tmp_path: Path, line: str, why: str) -> None:
+    run = make_run(tmp_path / "run", steps=3, episodes=2)
+    lines = run.episodes_path.read_text().splitlines()
+    run.episodes_path.write_text("\n".join([*lines[:2], line, *lines[3:]]) + "\n")
+    with pytest.raises(DataError, match=rf"episodes\.jsonl, .*step \d: .*{why}"):
+        report.write_report(run.path)
 
 
 def test_rebuilding_parses_few_episodes_of_a_long_run(

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from run_fakes import make_line, make_rollout, make_run
 
-from mappa_envs.errors import DataError, UnavailableError
+from mappa_envs.errors import ConfigError, DataError, UnavailableError
 from mappa_train import cli
 from mappa_train.checkpoint import RunFolder
 from mappa_train.report import server
@@ -62,6 +62,15 @@ def test_the_page_is_served_and_nothing_else(tmp_path: Path) -> None:
         assert ask(port, "/", "HEAD")[1] == ""
         for method in ("POST", "PUT", "DELETE", "OPTIONS"):
             assert ask(port, "/", method)[0].status == 501
+
+
+def test_an_address_that_is_none_is_nothing(tmp_path: Path) -> None:
+    with (
+        serving(make_run(tmp_path / "run", steps=1)) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as connection,
+    ):
+        connection.sendall(b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.0 404")
 
 
 @pytest.mark.parametrize(
@@ -190,6 +199,14 @@ def test_a_damaged_run_is_told_before_it_is_served(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=1)
     run.metrics_path.write_text("nonsense\n")
     with pytest.raises(DataError, match=r"metrics\.jsonl, line 1"):
+        run_command(run.path, SimpleNamespace(once=False, port=None), print)
+
+
+@pytest.mark.parametrize("settings", ["steps = [", 'steps = "many"'])
+def test_damaged_settings_are_told_before_it_is_served(tmp_path: Path, settings: str) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    run.config_path.write_text(settings)
+    with pytest.raises(ConfigError, match=r"not valid TOML|--steps many: must be a whole number"):
         run_command(run.path, SimpleNamespace(once=False, port=None), print)
 
 

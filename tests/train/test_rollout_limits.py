@@ -26,6 +26,7 @@ from mappa_envs.sandbox import open_sandbox
 from mappa_envs.sandbox.base import Sandbox
 from mappa_envs.testing import FakeCoach, FakeSandbox
 from mappa_envs.types import StopReason, ToolResult
+from mappa_train.engine.choice import check_engine
 from mappa_train.engine.fake import CharTokenizer, FakeBatchEngine, FakeStreamEngine, Pace, random_words
 from mappa_train.rollout import RolloutLimits, collect
 from mappa_train.settings import resolve
@@ -109,8 +110,9 @@ def test_time_limits_are_refused_where_a_run_repeats_exactly(limit: str) -> None
     with pytest.raises(ConfigError, match="samples prompts together"):
         run(FakeBatchEngine(random_words(seed=0)), **{limit: 5.0})
     flag = "--" + limit.replace("_", "-")
-    with pytest.raises(ConfigError, match=re.escape(f"{flag} 5: with --engine auto a run repeats exactly")):
-        resolve({limit: "5"})
+    words = re.escape(f"{flag} 5: with --engine transformers a run repeats exactly")
+    with pytest.raises(ConfigError, match=words):
+        check_engine(resolve({limit: "5", "engine": "transformers"}))
 
 
 def test_the_slowest_episodes_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -211,12 +213,12 @@ def test_the_watchdog_tells_who_waits_for_whom(caplog: pytest.LogCaptureFixture)
 
 
 def test_the_watchdog_speaks_on_the_screen_and_in_run_log(tmp_path: Path) -> None:
-    from mappa_train.cli import _log_to
+    from mappa_train.run_log import log_to
 
     screen, root, ours = io.StringIO(), logging.getLogger(), logging.getLogger("mappa_train")
     kept = (root.handlers[:], root.level, ours.handlers[:])
     try:
-        _log_to(tmp_path / "run.log", Console(file=screen, width=1000))
+        log_to(tmp_path / "run.log", Console(file=screen, width=1000))
         engine = FakeStreamEngine(random_words(seed=0), Pace(hangs=episode_is(1)))
         run(engine, watchdog_s=0.05, episode_timeout_s=0.2)
     finally:

@@ -12,7 +12,7 @@ from mappa_envs.coach import BUDGET_SPENT
 from mappa_envs.coach.llm.limits import Usage
 from mappa_envs.evaluation import EvalRow
 from mappa_envs.types import CoachScore, StopReason, Task, ToolResult
-from mappa_train.metrics import EventWriter, MetricKeys, evaluation_metrics, step_metrics
+from mappa_train.metrics import OUTCOME_METRICS, EventWriter, MetricKeys, evaluation_metrics, step_metrics
 
 
 def test_the_keys_of_the_contract_are_there() -> None:
@@ -22,7 +22,8 @@ def test_the_keys_of_the_contract_are_there() -> None:
     fixed |= {f"time/{name}" for name in ("rollout", "coach", "sandbox", "learn", "sync")}
     fixed |= {"coach/cost_usd", "coach/prompt_tokens", "coach/completion_tokens", "coach/cached"}
     fixed |= {"stop/budget", "tool/error_rate", "score_by/classification", "score_by/regression"}
-    fixed |= {f"stop/{name}" for name in ("done", "max_turns", "time", "context", "infra")}
+    fixed |= {f"stop/{reason}" for reason in StopReason}
+    fixed |= {f"outcome/{name}" for name in ("mean", *OUTCOME_METRICS)}
     by_agent = ("coach/cost_usd", "score", "kl", "clipfrac", "entropy", "loss", "grad_norm", "lr", "length")
     assert fixed | {f"{name}/{agent}" for name in by_agent for agent in AGENTS} <= set(line)
 

@@ -8,12 +8,21 @@ import pytest
 import torch
 from tiny import STOP, make_model
 
+from mappa_envs.errors import ConfigError
+from mappa_train.settings import resolve
+from mappa_train.team import open_team
 from mappa_train.tokens import ChatTokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     return ChatTokenizer(make_model(tmp_path_factory.mktemp("model")))
+
+
+def test_an_action_must_leave_room_for_a_prompt(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, max_position_embeddings=64)
+    with pytest.raises(ConfigError, match=r"--max-new-tokens 64: .* context of 64 tokens"):
+        open_team(resolve({"model": str(folder), "max_new_tokens": 64, "max_tasks": 1}))
 
 
 def test_control_tokens_in_a_message_open_no_turn(tokenizer: ChatTokenizer) -> None:

@@ -90,7 +90,7 @@ def test_a_skipped_load_is_caught_after_one_small_update(
     optimizer.step()
     optimizer.zero_grad()
     with monkeypatch.context() as patch:
-        patch.setattr(MergedWeights, "load", lambda self, agent, version: None)
+        patch.setattr(MergedWeights, "load", lambda self, agent, version, model: None)
         with pytest.raises(SyncError, match=AGENTS[1]):
             bench.sync()
     with pytest.raises(UnavailableError, match="sync"):
@@ -246,7 +246,7 @@ def test_the_learner_keeps_its_say_about_threads(bench: Bench) -> None:
 
 
 def test_a_dead_engine_is_a_clean_error_for_all_who_wait(folder: Path) -> None:
-    bench = Bench(folder)
+    bench = Bench(folder, AGENTS[:2])
     with pytest.raises(UnavailableError, match="sync it first"):
         bench.sample(requests(1))
     with closing(bench.engine):
@@ -259,7 +259,7 @@ def test_a_dead_engine_is_a_clean_error_for_all_who_wait(folder: Path) -> None:
             engine.step = fail
 
         async def everything() -> list[Any]:
-            tasks = [bench.engine.agenerate(item) for item in requests(6)]
+            tasks = [bench.engine.agenerate(item) for item in requests(6, agents=AGENTS[:2])]
             return await asyncio.gather(*tasks, return_exceptions=True)
 
         found = asyncio.run(everything())

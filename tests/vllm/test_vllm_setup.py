@@ -69,6 +69,18 @@ def test_vllm_and_a_group_of_learners_exclude_each_other(monkeypatch: pytest.Mon
     choice.check_engine(Config(engine="vllm"))
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_auto_takes_time_limits_where_it_takes_vllm(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    monkeypatch.setattr(choice, "why_not", lambda: None)
+    limited = Config(engine="auto", action_timeout_s=5.0)
+    if on_gpu:
+        choice.check_engine(limited)
+    else:
+        with pytest.raises(ConfigError, match="--action-timeout-s 5: with --engine auto a run here repeats"):
+            choice.check_engine(limited)
+
+
 def test_the_installation_refuses_to_touch_the_system(tmp_path: Path) -> None:
     # A python that says it is in no environment, as the system's own would.
     (tmp_path / "python").write_text("#!/bin/sh\nexit 0\n")
@@ -99,12 +111,12 @@ def test_nothing_of_vllm_reaches_the_screen(folder: Path, tmp_path: Path) -> Non
         import logging, pathlib
         logging.basicConfig(filename={str(tmp_path / "run.log")!r}, level=logging.INFO)
         logging.captureWarnings(True)
-        from vllm_bench import Bench, requests
+        from vllm_bench import AGENTS, Bench, requests
         from transformers.utils import logging as theirs
         theirs.disable_progress_bar()
-        bench = Bench(pathlib.Path({str(folder)!r}))
+        bench = Bench(pathlib.Path({str(folder)!r}), AGENTS[:1])
         bench.sync()
-        bench.sample(requests(6))
+        bench.sample(requests(6, agents=AGENTS[:1]))
         bench.engine.close()
     """
     paths = [str(ROOT), str(ROOT / "tests" / "train"), str(Path(__file__).parent)]
