@@ -47,4 +47,5 @@ def go_on(config: Config, run: RunFolder, steps: int | None, say: Say) -> None:
     try_out(open_coach(config))
     run.check_model(model.load_pretrained(config.model, say=say))
     if steps is not None:
+        run.load()  # a damaged checkpoint must not leave a longer run behind
         run.set_steps(steps)

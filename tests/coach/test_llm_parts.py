@@ -284,6 +284,7 @@ def test_keys_are_taken_out_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
         (format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True), 3000, 3601),
         (format_datetime(datetime.now(UTC) - timedelta(hours=1), usegmt=True), 0, 0),
     ],
+    ids=["seconds", "half a second", "negative", "in an hour", "an hour ago"],
 )
 def test_retry_after_is_seconds_or_a_date(value: str, low: float, high: float) -> None:
     error: Any = SimpleNamespace(response=SimpleNamespace(headers={"retry-after": value}))
