@@ -53,13 +53,13 @@ class Taste:
         return CoachScore(score=score, reason="to my taste", model="taste")
 
 
-register_coach("taste", Taste)
+register_coach("cluster_taste", Taste)
 
 
 def settings(model: Path, out: Path, **changes: Any) -> Config:
     known: dict[str, Any] = {
         "model": str(model),
-        "coach": "taste",
+        "coach": "cluster_taste",
         "out": str(out),
         "steps": STEPS,
         "episodes_per_step": 6,

@@ -130,6 +130,10 @@ def attempt(config: Config, out: Path, kind: str, moment: float) -> int:
     if child == 0:
         code = 1
         try:
+            # A forked process has to make a new pool of threads: not from several threads at once, in which
+            # transformers would load a model.
+            os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+            torch.set_num_threads(1)
             arm(kind, int(moment), out)
             begun = bool(RunFolder(out).steps())
             run = RunFolder.open(out) if begun else RunFolder.create(config)
