@@ -191,7 +191,7 @@ class Config:
     )
     exploring_starts: float = option(
         0.5,
-        "Share of training episodes that begin at a drawn role, on the expert's artifacts.",
+        "Share of training episodes that begin at a later role, each in turn, on the expert's artifacts.",
         low=0,
         high=1,
     )

@@ -86,18 +86,41 @@ def plan_step(
     """Tasks and starts of the episodes of one step (from 1). A pure function of its arguments.
 
     Tasks are drawn by `stratified`: the task types in every step as in all tasks. Each task gets
-    `samples_per_task` episodes in a row. With probability `exploring_starts` an episode begins at a role
-    drawn from the team.
+    `samples_per_task` episodes in a row. A share `exploring_starts` of the episodes, spread evenly over the
+    step, begins at a later role, and the later roles take turns (systematic sampling: each episode is drawn
+    with that probability, and no role of a small step is left out by bad luck).
     """
     size = min(samples_per_task, num_episodes)
     drawn = stratified(tasks, -(-num_episodes // size), seed, step)
-    plans = []
-    for k in range(num_episodes):
-        index = (step - 1) * num_episodes + k
-        rng = np.random.default_rng([seed, 2, index])
-        start = team[int(rng.integers(len(team)))] if rng.random() < exploring_starts else None
-        plans.append(EpisodePlan(index=index, task_id=drawn[k // size].task_id, start_role=start))
-    return plans
+    starts = _starts(num_episodes, team[1:], exploring_starts, np.random.default_rng([seed, 2, step]))
+    first = (step - 1) * num_episodes
+    return [
+        EpisodePlan(index=first + k, task_id=drawn[k // size].task_id, start_role=start)
+        for k, start in enumerate(starts)
+    ]
+
+
+def _starts(count: int, roles: Sequence[str], share: float, rng: np.random.Generator) -> list[str | None]:
+    """The start of each of `count` episodes, None for the beginning."""
+    offset, turn = rng.random(), int(rng.integers(max(1, len(roles))))
+    before = np.floor(np.arange(count + 1) * share + offset).astype(int)
+    is_drawn = np.diff(before) > 0
+    return [
+        roles[(turn + int(before[k])) % len(roles)] if is_drawn[k] and roles else None for k in range(count)
+    ]
+
+
+def plans_of(step: int, config: Config, env: PipelineEnv) -> list[EpisodePlan]:
+    """`plan_step` with the settings of a run."""
+    return plan_step(
+        step,
+        num_episodes=config.episodes_per_step,
+        samples_per_task=config.samples_per_task,
+        tasks=env.tasks,
+        team=env.possible_agents,
+        exploring_starts=config.exploring_starts,
+        seed=config.seed,
+    )
 
 
 def collect(

@@ -42,7 +42,7 @@ from mappa_train.monitors import CoachMonitor
 from mappa_train.policies import pick_device
 from mappa_train.progress import Progress
 from mappa_train.report import read_episodes, write_report
-from mappa_train.rollout import RolloutTimes, plan_step
+from mappa_train.rollout import RolloutTimes, plans_of
 from mappa_train.run_log import log_start, log_step
 from mappa_train.team import Team, load_weights, open_team, play, save_weights
 from mappa_train.types import EpisodeRollout, SampleCredit, UpdateStats
@@ -238,15 +238,7 @@ def _rollout(step: int, loop: _Loop) -> tuple[list[EpisodeRollout], RolloutTimes
     else:
         loop.workers.sync(publish(team.policies, version))
     sync_s = time.perf_counter() - start
-    plans = plan_step(
-        step,
-        num_episodes=config.episodes_per_step,
-        samples_per_task=config.samples_per_task,
-        tasks=team.env.tasks,
-        team=team.env.possible_agents,
-        exploring_starts=config.exploring_starts,
-        seed=config.seed,
-    )
+    plans = plans_of(step, config, team.env)
     on_done = partial(loop.progress.phase, "rollout")
     if loop.workers is None:
         play_mine = partial(

@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.overlap.coach import LateCoach
-from mappa_envs.pipeline import PipelineEnv, large_files
+from mappa_envs.pipeline import large_files
 from mappa_envs.sandbox import Sandbox, open_sandbox
 from mappa_envs.scoring import Scoring
 from mappa_envs.testing import expert_action, without_times
 from mappa_train.config import Config
 from mappa_train.engine.fake import CharTokenizer, FakeBatchEngine, Pace
 from mappa_train.plan import make_env
-from mappa_train.rollout import EpisodePlan, collect, plan_step
+from mappa_train.rollout import collect, plans_of
 from mappa_train.settings import resolve
 from mappa_train.team import open_team
 from mappa_train.types import EpisodeRollout
@@ -71,19 +71,6 @@ def settings(num_episodes: int) -> Config:
     return resolve({"episodes_per_step": num_episodes, "exploring_starts": 0.0})
 
 
-def plans_of(config: Config, env: PipelineEnv) -> list[EpisodePlan]:
-    """The first step of a run."""
-    return plan_step(
-        1,
-        num_episodes=config.episodes_per_step,
-        samples_per_task=config.samples_per_task,
-        tasks=env.tasks,
-        team=env.possible_agents,
-        exploring_starts=config.exploring_starts,
-        seed=config.seed,
-    )
-
-
 def player(config: Config, sandbox: Sandbox, engine: Any, tokenizer: Any, max_prompt_tokens: int) -> Play:
     """Plays the same step again and again, with another coach each time."""
     tasks = make_env(config).tasks
@@ -98,7 +85,7 @@ def player(config: Config, sandbox: Sandbox, engine: Any, tokenizer: Any, max_pr
             scoring=variant.scoring,
         )
         rollouts, times = collect(
-            plans_of(config, env),
+            plans_of(1, config, env),
             env=env,
             engine=engine,
             tokenizer=tokenizer,
@@ -152,7 +139,7 @@ def measure_paced(config: Config, variants: Sequence[Variant], num_rounds: int) 
     env = make_env(config)
     sandbox = open_sandbox(config.sandbox, shared=large_files(env.tasks))
     tasks: dict[str, Any] = {task.task_id: task for task in env.tasks}
-    task_of = {plan.index: tasks[plan.task_id] for plan in plans_of(config, env)}
+    task_of = {plan.index: tasks[plan.task_id] for plan in plans_of(1, config, env)}
     engine = FakeBatchEngine(
         lambda request: expert_action(request.agent, task_of[request.key[2]]),
         Pace(action_s=TOKENS_PER_ACTION / TOKENS_PER_S),

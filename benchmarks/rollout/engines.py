@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +19,8 @@ from mappa_train.config import Config
 from mappa_train.learner import Learner
 from mappa_train.model import load_pretrained
 from mappa_train.policies import Policies
-from mappa_train.rollout import plan_step
-from mappa_train.team import Team, open_team, play
+from mappa_train.rollout import plans_of
+from mappa_train.team import open_team, play
 from mappa_train.trainer import credit_samples
 from mappa_train.types import Action, EpisodeRollout
 
@@ -58,12 +57,18 @@ def run_steps(config: Config, num_steps: int, *, learns: bool) -> Steps:
     with closing(open_team(config)) as team:
         learner = Learner(team.policies, config)
         team.engine.sync(learner.version)
-        play(_plans(config, team, 1)[:WARM_EPISODES], config, team, step=1, policy_version=learner.version)
+        play(
+            plans_of(1, config, team.env)[:WARM_EPISODES],
+            config,
+            team,
+            step=1,
+            policy_version=learner.version,
+        )
         for step in range(2, num_steps + 2):
             start = time.perf_counter()
             team.engine.sync(learner.version)
             syncs += time.perf_counter() - start
-            plans = _plans(config, team, step)
+            plans = plans_of(step, config, team.env)
             rollouts, times = play(plans, config, team, step=step, policy_version=learner.version)
             plays += times.rollout
             num_tokens += sum(len(action.generation.token_ids) for action in _actions(rollouts))
@@ -128,18 +133,6 @@ def compare(config: Config, num_steps: int) -> dict[str, float | None]:
             f"logprob_diff_mean_{name}": float(diff.mean()),
         }
     return figures
-
-
-def _plans(config: Config, team: Team, step: int) -> Any:
-    return plan_step(
-        step,
-        num_episodes=config.episodes_per_step,
-        samples_per_task=config.samples_per_task,
-        tasks=team.env.tasks,
-        team=team.env.possible_agents,
-        exploring_starts=config.exploring_starts,
-        seed=config.seed,
-    )
 
 
 def _actions(rollouts: Sequence[EpisodeRollout]) -> list[Action]:

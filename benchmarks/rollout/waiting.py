@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.overlap.__main__ import NUM_AT_ONCE, plans_of, settings
+from benchmarks.overlap.__main__ import NUM_AT_ONCE, settings
 from benchmarks.overlap.coach import LateCoach
 from mappa_envs.sandbox.fake import FakeSandbox, FakeWorkspace
 from mappa_envs.testing import expert_action, without_times
@@ -22,7 +22,7 @@ from mappa_envs.types import ToolResult
 from mappa_train.config import Config
 from mappa_train.engine.fake import CharTokenizer, FakeStreamEngine, Pace
 from mappa_train.plan import make_env
-from mappa_train.rollout import collect
+from mappa_train.rollout import collect, plans_of
 
 ACTION_S = 30.0
 """Mean time of an action while 64 are sampled: 95 tokens each at 200 tokens/s for all of them, as in
@@ -93,7 +93,7 @@ def play(config: Config, action_s: float, waits: Waits) -> tuple[float, list[str
     """The seconds of a rollout, and its episodes as JSON but for times."""
     env = make_env(config, sandbox=SlowSandbox(waits.tool_s), coach=LateCoach(waits.coach_s, NUM_AT_ONCE))
     tasks: dict[str, Any] = {task.task_id: task for task in env.tasks}
-    plans = plans_of(config, env)
+    plans = plans_of(1, config, env)
     task_of = {plan.index: tasks[plan.task_id] for plan in plans}
     messages = [expert_action(agent, task) for task in task_of.values() for agent in env.possible_agents]
     mean_chars = fmean(len(message) for message in messages)

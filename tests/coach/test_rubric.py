@@ -171,6 +171,17 @@ def test_being_stopped_excuses_no_bug_and_no_ignorance_of_the_input() -> None:
     assert judge(MODELER, past, action="I would need X_train.pkl.", tool=None).score == 0
 
 
+def test_being_stopped_hides_no_call_that_could_never_work() -> None:
+    past = (turn(0, "data_engineer_0", 9.0), turn(1, "modeler_0", 2.5, tool=RAISED))
+    sound = judge(ANALYST, past, THREE, tool=NO_FILE)
+    assert (sound.score, sound.blame) == (4.4, {"modeler_0": 1})
+    for slip in ("pd.read_pickle('test.csv')", "pd.read_csv('model.pkl')", "pd.to_csv('submission.csv')"):
+        code = f"import pandas as pd\n{CODE['analyst_0']}\n{slip}"
+        stopped = judge(ANALYST, past, THREE, tool=NO_FILE, action=message(code))
+        assert (stopped.score, stopped.blame) == (3.5, {"analyst_0": 0.4, "modeler_0": 0.6})
+        assert slip.split("(")[0].removeprefix("pd.") in stopped.reason
+
+
 def test_a_stopped_role_never_exceeds_one_that_succeeded() -> None:
     past = (turn(0, "data_engineer_0", 2.5), turn(1, "modeler_0", 3.5, tool=NO_FILE))
     blocked = max(judge(ANALYST, past, tool=tool).score for tool in (OK, NO_FILE))

@@ -289,16 +289,23 @@ def test_every_pass_sees_all_tasks_in_another_order() -> None:
     assert len({tuple(names) for names in passes}) > 3
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
 def test_share_of_exploring_starts(share: float) -> None:
-    """Each episode is drawn with this probability (4 standard errors of 1200), then each role alike."""
-    plans = [p for step in range(1, 101) for p in plan(step, exploring_starts=share)]
-    drawn = [p.start_role for p in plans if p.start_role is not None]
-    assert abs(len(drawn) / len(plans) - share) <= 4 * (share * (1 - share) / len(plans)) ** 0.5
-    if drawn:
-        counts = Counter(drawn)
-        assert set(counts) == set(TEAM)
-        assert abs(counts[TEAM[0]] / len(drawn) - 0.5) <= 4 * (0.25 / len(drawn)) ** 0.5
+    """Exact but for one episode in every step, and on average over steps."""
+    steps = [[p.start_role for p in plan(step, exploring_starts=share)] for step in range(1, 101)]
+    drawn = [sum(start is not None for start in starts) for starts in steps]
+    assert all(abs(count - 12 * share) < 1 for count in drawn)
+    assert abs(sum(drawn) / 1200 - share) <= 4 * 0.5 / 1200**0.5
+
+
+def test_later_roles_take_turns_in_exploring_starts() -> None:
+    """Also within the episodes of each task."""
+    team = ("a", "b", "c")
+    for step in range(1, 21):
+        starts = [p.start_role for p in plan(step, team=team, samples_per_task=6)]
+        assert Counter(starts) == {None: 6, "b": 3, "c": 3}
+        assert all(set(starts[k : k + 6]) == {None, "b", "c"} for k in (0, 6))
+    assert {p.start_role for p in plan(team=("a",))} == {None}
 
 
 def test_a_prompt_that_no_longer_fits_ends_the_episode() -> None:

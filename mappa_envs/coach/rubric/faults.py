@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mappa_envs.actions import extract_code
 from mappa_envs.coach.rubric.checks import GRAVE, HARMFUL, SERIOUS, SLIGHT, Finding, check
+from mappa_envs.coach.rubric.loads import doomed
 from mappa_envs.coach.rubric.reader import Reading, read
 from mappa_envs.coach.rubric.values import Facts, Tag
 from mappa_envs.dsbench import metrics
@@ -71,7 +72,8 @@ def _read(turn: Turn, task: Task, model_kind: str) -> list[Finding]:
 
 def intended(turn: Turn, task: Task) -> tuple[Finding, ...]:
     """The mistakes in the turn's code, whether it came to them or not."""
-    return check(_reading(extract_code(turn.action), facts_of(task)), facts_of(task))
+    blocks = extract_code(turn.action)
+    return (*check(_reading(blocks, facts_of(task)), facts_of(task)), *doomed(blocks))
 
 
 def was_followed(turn: Turn, task: Task) -> bool:
