@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 ChatRole = Literal["system", "user", "assistant", "tool"]
 Change = Literal["created", "changed", "deleted"]
@@ -210,6 +210,9 @@ class Episode:
     grade_message: str = ""
     stop_reason: StopReason | None = None
 
+    # For the turns and what is in them, too. JSON has no infinity: one in a file is damage.
+    __pydantic_config__: ClassVar[Any] = {"allow_inf_nan": False}
+
     def to_json(self) -> str:
         """One line of JSON."""
         line: str = _episode_adapter().dump_json(self).decode()
@@ -217,8 +220,15 @@ class Episode:
 
     @staticmethod
     def from_json(line: str) -> Episode:
-        """The inverse of `to_json`. Raises `pydantic.ValidationError` on a malformed line."""
-        episode: Episode = _episode_adapter().validate_json(line)
+        """The inverse of `to_json`. Raises `ValueError` on a malformed line; it names the field."""
+        from pydantic import ValidationError
+
+        try:
+            episode: Episode = _episode_adapter().validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
         return episode
 
 

@@ -165,6 +165,8 @@ def test_being_stopped_excuses_no_bug_and_no_ignorance_of_the_input() -> None:
     bug = judge(MODELER, past, tool=ToolResult(exit_code=1, exception="NameError"))
     assert bug.score < 3
     assert bug.blame == {"modeler_0": 0.5, "data_engineer_0": 0.5}
+    key = judge(MODELER, past, tool=RAISED)
+    assert (key.score, key.blame) == (3.5, {"modeler_0": 0.5, "data_engineer_0": 0.5})
     unrelated = judge(MODELER, past, action=message("print('model.pkl')"))
     assert unrelated.score <= 3
     assert unrelated.blame == {"modeler_0": 1}
