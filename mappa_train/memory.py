@@ -18,6 +18,7 @@ from pathlib import Path
 
 from mappa_envs.errors import ConfigError, UnavailableError, boundary
 from mappa_train.config import Config
+from mappa_train.gpu import has_gpu
 
 LIBRARIES = 700e6
 """Python with torch, transformers and the environments: 0.6 GB after the imports, and some more later."""
@@ -164,7 +165,7 @@ def _sampling(config: Config, shape: ModelShape, *, gpu: bool) -> list[Part]:
     if config.policy == "lora":
         merged = sum(rows * columns for rows, columns in shape.matrices)
         parts += [
-            Part(name="sampler", num_bytes=float(exact * shape.num_parameters)),
+            Part(name="sampler", num_bytes=float(exact * shape.num_parameters), when="rollout"),
             Part(name="merged weights", num_bytes=float(exact * merged), when="rollout"),
         ]
     return parts
@@ -228,7 +229,7 @@ def measure_room(*, gpu: bool, num_sharing: int = 1) -> Room:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
         free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-    with contextlib.suppress(OSError, ValueError):  # no limit is the word "max"
+    with contextlib.suppress(OSError, ValueError):  # no limit is the word "max", or more than the machine has
         group = room_in_group(Path("/sys/fs/cgroup"))
         total, free = min(total, int(group.total)), min(free, int(group.free))
     own = 0
@@ -237,15 +238,20 @@ def measure_room(*, gpu: bool, num_sharing: int = 1) -> Room:
     return Room(total=total / num_sharing, free=min(total, free + own * num_sharing) / num_sharing)
 
 
-def room_in_group(group: Path) -> Room:
-    """Of the limit of a control group; what is only cached is given back when memory is needed.
+def room_in_group(root: Path) -> Room:
+    """Of the limit of the control group at `root`, of version 2 or 1; caches are given back when needed.
 
-    Raises `OSError` or `ValueError` where there is no limit.
+    Raises `OSError` or `ValueError` where there is no limit; that of version 1 is then a huge number.
     """
-    limit = int((group / "memory.max").read_text("ascii"))
-    used = int((group / "memory.current").read_text("ascii"))
+    if (root / "memory.max").exists():
+        group, limit_file, used_file, prefix = root, "memory.max", "memory.current", ""
+    else:
+        group, prefix = root / "memory", "total_"
+        limit_file, used_file = "memory.limit_in_bytes", "memory.usage_in_bytes"
+    limit, used = (int((group / name).read_text("ascii")) for name in (limit_file, used_file))
     counts = dict(line.split() for line in (group / "memory.stat").read_text("ascii").splitlines())
-    cached = sum(int(counts.get(name, 0)) for name in ("inactive_file", "active_file", "slab_reclaimable"))
+    names = ("inactive_file", "active_file", "slab_reclaimable")
+    cached = sum(int(counts.get(prefix + name, 0)) for name in names)
     return Room(total=float(limit), free=float(limit - used + cached))
 
 
@@ -254,9 +260,7 @@ def plan_memory(config: Config, folder: Path, num_agents: int, *, warm_start: bo
     missing = [name for name in ("torch", "safetensors") if find_spec(name) is None]
     if missing:
         return MemoryCheck(lines=(f"unknown: {', '.join(missing)} is not installed",))
-    import torch
-
-    gpu = torch.cuda.is_available()
+    gpu = has_gpu()
     try:
         shape = read_shape(folder)
     except ConfigError as error:

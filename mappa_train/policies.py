@@ -42,7 +42,10 @@ def pick_device() -> torch.device:
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     """A causal language model, in evaluation mode (dropout off, which ratios of 1 need)."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    chatter: Any = logging  # without types
+    chatter.disable_progress_bar()  # the screen belongs to the progress of the run
     with boundary(ConfigError, f"{folder}: not a causal language model", OSError, ValueError):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     placed: Any = model
@@ -124,7 +127,7 @@ class Policies(Protocol):
         ...
 
     def release_sampler(self) -> None:
-        """Free what only the last `sampler` needs. Nothing samples meanwhile."""
+        """Free what only a `sampler` needs, until the next one. Nothing samples meanwhile."""
         ...
 
     def state(self, agent: str) -> dict[str, Tensor]:
@@ -263,8 +266,8 @@ class LoRAPolicies:
         return self._sampler
 
     def release_sampler(self) -> None:
-        for weight, original in self._originals:
-            weight.data = original
+        # All of it: the update needs the room more than the next rollout the second that loading takes.
+        self._sampler, self._originals = None, []
 
     def state(self, agent: str) -> dict[str, Tensor]:
         from peft import get_peft_model_state_dict

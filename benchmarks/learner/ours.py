@@ -53,13 +53,13 @@ def main(text: str) -> None:
     agents = tuple(f"agent_{k}" for k in range(spec.num_agents))
     folder = load_pretrained(MODEL).folder
     policies = LoRAPolicies(folder, agents, RANK, ALPHA, seed=0, checkpointing=spec.checkpointing)
-    policies.sampler(agents[0])  # a run has sampled before it learns
     config = resolve({"lr": LR, "beta": BETA, "temperature": TEMPERATURE, "token_budget": spec.token_budget})
     learner = Learner(policies, config)
     clock = Clock()
     # The first is small and not measured.
     for work in (replace(spec.workload, scale=0.1), *[spec.workload] * spec.num_updates):
         actions = credited(work, agents, learner.version)
+        policies.sampler(agents[0])  # as a run that has just sampled
         clock.begin()
         learner.update(actions)
         clock.end()

@@ -198,9 +198,10 @@ def starter_code(seat: str, spec: TaskSpec, has_numbers: bool = True) -> str:
     else:
         lines = [
             "import pandas as pd",
+            # First: after two lines with read_pickle a small model writes it a third time.
+            f'out = pd.read_csv("test.csv", usecols=[{_quote(spec.id_column)}])',
             'model = pd.read_pickle("model.pkl")',
             'X = pd.read_pickle("X_test.pkl")',
-            f'out = pd.read_csv("test.csv")[[{_quote(spec.id_column)}]]',
             *_predict(family, spec),
             'out.to_csv("submission.csv", index=False)',
         ]

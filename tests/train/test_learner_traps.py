@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +144,9 @@ def test_a_released_sampler_samples_as_before(folder: Path, samples: list[Sample
     prompt = samples[0].action.prompt_ids[None]
     with torch.no_grad():
         before = policies.sampler(AGENTS[0])(input_ids=prompt).logits
+        gone = weakref.ref(policies.sampler(AGENTS[0]))
         policies.release_sampler()
+        gc.collect()
+        assert gone() is None
         assert torch.equal(policies.sampler(AGENTS[0])(input_ids=prompt).logits, before)
         assert not torch.equal(policies.sampler(AGENTS[1])(input_ids=prompt).logits, before)
