@@ -50,6 +50,18 @@ class Config:
         "What samples. transformers: needs nothing, repeats exactly. vllm: each prompt on its own, for many "
         "episodes at once and for GPUs. auto: vllm on a GPU where it is installed; see docs/engines.md.",
     )
+    engine_gpus: int = option(
+        0,
+        "GPUs that vLLM has for itself, in processes of its own: the last N of the visible ones; the learner "
+        "has the first. --policy lora: one engine, its model split over all N. full: N must be a multiple of "
+        "the agents, each of whom has an engine. 0 = beside the learner; see docs/engines.md.",
+        low=0,
+    )
+    engine_sleep: Literal["off", "on"] = option(
+        "off",
+        "on: vLLM, beside the learner on one GPU, gives its memory back while the learner works. Costs "
+        "seconds a step; for models that do not fit otherwise. For --policy lora.",
+    )
     concurrent_episodes: int = option(
         64, "Episodes that are played at once; more use the machine better and need more memory.", low=1
     )
@@ -251,8 +263,8 @@ class Config:
     )
     learners_per_agent: int = option(
         1,
-        "Processes of this machine that play and learn together (torchrun sets it itself); as many as it has "
-        "GPUs; see docs/scaling.md.",
+        "Processes of this machine that learn together, and play where no rollout workers do (torchrun sets "
+        "it itself); as many as it has GPUs; see docs/scaling.md.",
         low=1,
     )
     shard: Literal["ddp", "fsdp"] = option(

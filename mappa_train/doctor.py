@@ -96,11 +96,15 @@ def _gpus() -> Iterator[Check]:
 def _vllm() -> Iterator[Check]:
     if find_spec("torch") is None:
         return
-    from mappa_train.engine.vllm_setup import find_vllm, why_not
+    import torch
+
+    from mappa_train.engine.vllm_setup import find_vllm, why_no_own_processes, why_not
 
     found, why = find_vllm(), why_not()
     if found is not None and why is None:
-        yield Check(name="vLLM", ok=True, message=f"{' '.join(found)}: --engine vllm")
+        most = torch.cuda.device_count() - 1
+        own = f", --engine-gpus up to {most}" if most > 0 and why_no_own_processes() is None else ""
+        yield Check(name="vLLM", ok=True, message=f"{' '.join(found)}: --engine vllm{own}")
     else:
         # Nobody needs it; a version that does not fit is another matter.
         yield Check(name="vLLM", ok=None if found is None else False, message=f"{why}")

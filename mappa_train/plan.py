@@ -13,6 +13,7 @@ from mappa_train.checkpoint import planned_path
 from mappa_train.coach_fit import calibrate
 from mappa_train.coaching import open_coach
 from mappa_train.config import Config, to_toml
+from mappa_train.engine.choice import check_engine, engine_line
 from mappa_train.memory import MemoryCheck, plan_memory
 from mappa_train.model import EMBEDDED, LoadedModel, find_cached
 from mappa_train.start import find_start
@@ -70,11 +71,9 @@ def plan(config: Config) -> tuple[list[str], str | None]:
     Nothing is fetched or created.
     """
     check_wandb(config)
-    env = make_env(config)
     if find_spec("torch") is not None:
-        from mappa_train.engine.choice import check_engine
-
         check_engine(config)
+    env = make_env(config)
     kinds = Counter(task.task_type for task in env.tasks)
     count = config.steps * config.episodes_per_step
     size = min(config.samples_per_task, config.episodes_per_step)
@@ -83,6 +82,7 @@ def plan(config: Config) -> tuple[list[str], str | None]:
     place = next(item for item in (folder, *folder.absolute().parents) if item.exists())
     kept = find_cached(config.model)
     start = find_start(config, env.possible_agents)
+    engine = engine_line(config, len(env.possible_agents))
     memory = _memory(config, kept, len(env.possible_agents))
     lines = [
         f"env:      {config.env}",
@@ -93,6 +93,7 @@ def plan(config: Config) -> tuple[list[str], str | None]:
         *([f"start:    {start}"] if start is not None else []),
         *([_held_out(config)] if config.eval_every else []),
         f"coach:    {config.coach}; sandbox: {config.sandbox}",
+        *([f"engine:   {engine}"] if engine is not None else []),
         *_learners(config),
         *_workers(config),
         *[f"memory:   {line}" for line in memory.lines],

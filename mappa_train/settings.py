@@ -52,6 +52,20 @@ def _check(config: Config) -> None:
     _check_evaluation(config)
     _check_workers(config)
     check_learners(config)
+    _check_engine(config)
+    if config.engine == "transformers":  # what `auto` means depends on the machine: `engine.choice`
+        refuse_time_limits(config)
+
+
+def refuse_time_limits(config: Config) -> None:
+    """Raise `ConfigError` for time limits: they would undo the exact repetition of a turn barrier."""
+    for name in ("action_timeout_s", "episode_timeout_s"):
+        if value := getattr(config, name):
+            flag, here = "--" + name.replace("_", "-"), " here" if config.engine == "auto" else ""
+            raise ConfigError(
+                f"{flag} {value:g}: with --engine {config.engine} a run{here} repeats exactly, whatever the "
+                "time; bound actions by --max-new-tokens and --max-actions, or take --engine vllm"
+            )
 
 
 def check_learners(config: Config) -> None:
@@ -70,12 +84,8 @@ def check_learners(config: Config) -> None:
 
 
 def _check_workers(config: Config) -> None:
-    """Settings of rollout workers that would do nothing without any; and what goes without them only."""
-    if config.num_rollout_workers and config.learners_per_agent > 1:
-        raise ConfigError(
-            f"--num-rollout-workers {config.num_rollout_workers}: with --learners-per-agent "
-            f"{config.learners_per_agent} every learner plays its own share; leave one out"
-        )
+    """Settings of rollout workers that would do nothing without any."""
+    _check_address(config.ray_address)
     for name in ("ray_address", "placement", "worker_timeout_s"):
         value = getattr(config, name)
         if not config.num_rollout_workers and value != getattr(Config(), name):
@@ -83,6 +93,34 @@ def _check_workers(config: Config) -> None:
             raise ConfigError(
                 f"{flag} {value}: needs --num-rollout-workers 1 or more; add that, or leave it out"
             )
+
+
+def _check_engine(config: Config) -> None:
+    """Settings of vLLM's GPUs that would do nothing beside others, or cannot go with them."""
+    asked = {
+        f"--engine-gpus {config.engine_gpus}": config.engine_gpus > 0,
+        "--engine-sleep on": config.engine_sleep == "on",
+    }
+    for flag in (flag for flag, is_asked in asked.items() if is_asked):
+        if config.engine == "transformers":
+            raise ConfigError(f"{flag}: is for --engine vllm; take that, or leave it out")
+        for name in ("learners_per_agent", "num_rollout_workers"):
+            value = getattr(config, name)
+            if value != getattr(Config, name):
+                other = "--" + name.replace("_", "-")
+                raise ConfigError(
+                    f"{flag}: not with {other} {value}, whose engines are their own; leave one out"
+                )
+    if config.engine_sleep == "on" and config.engine_gpus:
+        raise ConfigError(
+            f"--engine-sleep on: with --engine-gpus {config.engine_gpus} the learner needs none of vLLM's "
+            "memory; leave one out"
+        )
+    if config.engine_sleep == "on" and config.policy == "full":
+        raise ConfigError(
+            "--engine-sleep on: with --policy full each agent has an engine, and in one process vLLM lets "
+            "only one sleep; leave it out, or give vLLM GPUs of its own with --engine-gpus"
+        )
 
 
 def _check_evaluation(config: Config) -> None:
@@ -118,6 +156,24 @@ def _check_learning(config: Config) -> None:
         raise ConfigError(
             f"--samples-per-task {config.samples_per_task}: --algorithm {config.algorithm} compares episodes "
             f"of one task; give 2 or more, and none of --episodes-per-step {config.episodes_per_step} alone"
+        )
+
+
+def _check_address(address: str) -> None:
+    """What Ray takes to be another kind of address would come back as another kind of error, or never."""
+    if address in ("", "auto"):
+        return
+    try:
+        parts = urlsplit(f"//{address}")
+        is_known = (
+            bool(parts.hostname) and bool(parts.port) and parts.netloc == address and "@" not in address
+        )
+    except ValueError:
+        is_known = False
+    if not is_known:
+        raise ConfigError(
+            f"--ray-address {address}: give HOST:PORT, as `ray start --head` shows it, or auto for the "
+            "cluster that this machine is in"
         )
 
 

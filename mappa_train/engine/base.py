@@ -33,6 +33,18 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class SleepingEngine(Engine, Protocol):
+    """May hold memory that the learner could use."""
+
+    def sleep(self) -> None:
+        """Give up the device's memory, as far as the settings say so, until the next `sync`.
+
+        Blocking; called while nothing is being generated.
+        """
+        ...
+
+
+@runtime_checkable
 class BatchEngine(Engine, Protocol):
     """Answers many requests in one call; the prompts are collected by a turn barrier."""
 

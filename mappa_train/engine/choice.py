@@ -1,19 +1,19 @@
-"""Which engine a run samples with."""
+"""Which engine a run samples with. Importing this loads no torch, so that a mistake is answered at once."""
 
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from mappa_envs.errors import ConfigError, UnavailableError
 from mappa_train.config import Config
-from mappa_train.engine.base import BatchEngine, StreamEngine
-from mappa_train.engine.transformers import TransformersEngine
-from mappa_train.engine.vllm import VllmEngine
-from mappa_train.engine.vllm_setup import why_not
-from mappa_train.policies import Policies
-from mappa_train.tokens import ChatTokenizer
+from mappa_train.gpu import has_gpu
+from mappa_train.settings import refuse_time_limits
+
+if TYPE_CHECKING:
+    from mappa_train.engine.base import BatchEngine, StreamEngine
+    from mappa_train.policies import Policies
+    from mappa_train.tokens import ChatTokenizer
 
 PROBE = (
     "Read train.csv and report its shape and how many values are missing in each column. Then fit a model, "
@@ -25,8 +25,19 @@ PROBE = (
 def takes_vllm(config: Config) -> bool:
     """Whether the settings mean vLLM; what `auto` means depends on the machine."""
     if config.engine == "auto":
-        return torch.cuda.is_available() and config.learners_per_agent == 1 and why_not() is None
+        return has_gpu() and not _plays_in_ranks(config) and _why_not_vllm() is None
     return config.engine == "vllm"
+
+
+def _plays_in_ranks(config: Config) -> bool:
+    """Whether several learners sample themselves: an engine in a rollout worker is no part of their group."""
+    return config.learners_per_agent > 1 and not config.num_rollout_workers
+
+
+def _why_not_vllm() -> str | None:
+    from mappa_train.engine.vllm_setup import why_not
+
+    return why_not()
 
 
 def check_engine(config: Config) -> None:
@@ -34,20 +45,74 @@ def check_engine(config: Config) -> None:
 
     Time limits would undo the exact repetition of the engine that has a turn barrier.
     """
-    if config.engine == "vllm" and (why := why_not()) is not None:
+    if config.engine == "vllm" and (why := _why_not_vllm()) is not None:
         raise UnavailableError(f"--engine vllm: {why}")
-    if config.engine == "vllm" and config.learners_per_agent > 1:
+    if config.engine == "vllm" and _plays_in_ranks(config):
         raise ConfigError(
             f"--engine vllm: not with --learners-per-agent {config.learners_per_agent}, whose processes are "
             "a group that vLLM in each would take for its own; leave one out"
         )
-    for name in ("action_timeout_s", "episode_timeout_s"):
-        if (value := getattr(config, name)) and not takes_vllm(config):
-            flag, here = "--" + name.replace("_", "-"), " here" if config.engine == "auto" else ""
-            raise ConfigError(
-                f"{flag} {value:g}: with --engine {config.engine} a run{here} repeats exactly, whatever the "
-                "time; bound actions by --max-new-tokens and --max-actions, or take --engine vllm"
+    if not takes_vllm(config):
+        refuse_time_limits(config)
+        if config.engine_gpus or config.engine_sleep == "on":
+            flag = f"--engine-gpus {config.engine_gpus}" if config.engine_gpus else "--engine-sleep on"
+            raise UnavailableError(
+                f"{flag}: is for vLLM, and --engine auto is transformers here; leave it out"
             )
+    elif config.engine_sleep == "on" and not has_gpu():
+        raise UnavailableError(
+            "--engine-sleep on: gives a GPU's memory back, and there is none; leave it out"
+        )
+    elif config.engine_gpus:
+        _check_own_gpus(config)
+
+
+def _check_own_gpus(config: Config) -> None:
+    import torch
+
+    from mappa_train.engine.vllm_setup import why_no_own_processes
+
+    flag = f"--engine-gpus {config.engine_gpus}"
+    count = torch.cuda.device_count()
+    if config.engine_gpus >= count:
+        raise UnavailableError(
+            f"{flag}: {count} GPU(s) are visible here, of which the learner needs the first; "
+            + (f"give at most {count - 1}" if count > 1 else "leave it out")
+        )
+    if (why := why_no_own_processes()) is not None:
+        raise UnavailableError(f"{flag}: {why}")
+
+
+def own_gpus(config: Config, num_agents: int) -> list[tuple[int, ...]]:
+    """The numbers of the GPUs of each engine, among the visible ones; empty without `--engine-gpus`.
+
+    The last ones, since the learner has the first. One engine for LoRA agents, one for each agent otherwise.
+    Raises `ConfigError` where they cannot be divided evenly.
+    """
+    if not config.engine_gpus:
+        return []
+    import torch
+
+    num_engines = 1 if config.policy == "lora" else num_agents
+    if config.engine_gpus % num_engines:
+        raise ConfigError(
+            f"--engine-gpus {config.engine_gpus}: with --policy full each of the {num_agents} agents has an "
+            f"engine, and all have as many GPUs; give a multiple of {num_agents}"
+        )
+    share, count = config.engine_gpus // num_engines, torch.cuda.device_count()
+    first = range(count - config.engine_gpus, count, share)
+    return [tuple(range(k, k + share)) for k in first]
+
+
+def engine_line(config: Config, num_agents: int) -> str | None:
+    """What a plan says of an engine that is not just beside the learner. Raises what `own_gpus` does."""
+    groups = own_gpus(config, num_agents)
+    if groups:
+        words = ", ".join("+".join(map(str, group)) for group in groups)
+        return f"{len(groups)} of vLLM on GPU(s) {words}, in processes of their own; the learner on GPU 0"
+    if config.engine_sleep == "on":
+        return "vLLM beside the learner, asleep while it works"
+    return None
 
 
 def open_engine(
@@ -56,22 +121,37 @@ def open_engine(
     """The engine of the settings. Raises what `check_engine` does."""
     check_engine(config)
     if takes_vllm(config):
-        return VllmEngine(
-            policies,
-            folder,
-            stop_ids=tokenizer.stop_ids,
-            context_tokens=tokenizer.context_tokens,
-            max_new_tokens=config.max_new_tokens,
-            temperature=config.temperature,
-            probe_ids=tokenizer.encode([{"role": "user", "content": PROBE}]),
-            # On a CPU an engine with adapters takes three times as long for a token as one without.
-            adapters=(config.lora_rank, config.lora_alpha)
-            if torch.cuda.is_available() and config.policy == "lora"
-            else None,
-        )
+        return _open_vllm(config, policies, folder, tokenizer)
+    from mappa_train.engine.transformers import TransformersEngine
+
     return TransformersEngine(
         policies,
         tokenizer.stop_ids,
         max_new_tokens=config.max_new_tokens,
         temperature=config.temperature,
     )
+
+
+def _open_vllm(config: Config, policies: Policies, folder: Path, tokenizer: ChatTokenizer) -> StreamEngine:
+    from mappa_train.engine.vllm import VllmEngine
+    from mappa_train.engine.vllm_async import AsyncVllmEngine
+    from mappa_train.engine.vllm_sampling import Sampling
+
+    sampling = Sampling(
+        agents=policies.agents,
+        vocabulary=int(policies.sampler(policies.agents[0]).config.vocab_size),
+        stop_ids=tokenizer.stop_ids,
+        context_tokens=tokenizer.context_tokens,
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+    )
+    probe_ids = tokenizer.encode([{"role": "user", "content": PROBE}])
+    # On a CPU an engine with adapters takes three times as long for a token as one without.
+    adapters = (config.lora_rank, config.lora_alpha) if has_gpu() and config.policy == "lora" else None
+    gpus = own_gpus(config, len(policies.agents))
+    if gpus:
+        return AsyncVllmEngine(
+            policies, folder, sampling, probe_ids=probe_ids, gpus=gpus, backend="nccl", adapters=adapters
+        )
+    sleeps = config.engine_sleep == "on"
+    return VllmEngine(policies, folder, sampling, probe_ids=probe_ids, adapters=adapters, sleeps=sleeps)

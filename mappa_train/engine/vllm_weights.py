@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mappa_envs.errors import MappaError
-from mappa_train.policies import Policies
+
+if TYPE_CHECKING:  # vLLM's own processes load this, too, and need no more of it than what packs a head
+    from mappa_train.policies import Policies
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.2}
 """Largest mean difference of logprobs, in nats a token, by the engine's type; see docs/engines.md."""
+
+Ask = Callable[[Any, Any, Any, Any], Any]
+"""Of an engine, a prompt, its `SamplingParams` and its adapter: the finished answer."""
+
+log = logging.getLogger(__name__)
 
 
 class SyncError(MappaError, RuntimeError):
@@ -67,10 +75,14 @@ def copy_weights(engine: Any, model: Any) -> None:
     vLLM packs weights when it loads them (on a CPU a layer's own tensor is empty afterwards), so they go
     through its layer-wise reload, which makes room for them as they are in a checkpoint and packs them anew.
     """
-    tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
-    named = ((name, value) for name, value in model.state_dict().items() if name != tied)
-    engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
+    engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(named_weights(model).items())})
     engine.apply_model(pack_tied_head)
+
+
+def named_weights(model: Any) -> dict[str, Tensor]:
+    """A live model's weights as in a checkpoint: a head that is tied to the embeddings is left out."""
+    tied = "lm_head.weight" if model.config.tie_word_embeddings else ""
+    return {name: value for name, value in model.state_dict().items() if name != tied}
 
 
 def pack_tied_head(model: nn.Module) -> None:
@@ -140,10 +152,11 @@ class Probe:
     def __init__(self, ids: Tensor) -> None:
         self._ids = ids
 
-    def check(self, agent: str, engine: Any, adapter: Any, model: Any) -> float:
+    def check(self, agent: str, engine: Any, model: Any, ask: Ask, adapter: Any) -> float:
         """The mean difference, in nats a token. Raises `SyncError` if it exceeds the tolerance."""
         dtype = engine.vllm_config.model_config.dtype
-        difference = (self._of_engine(engine, adapter) - self._of_model(model)).abs().mean().item()
+        answer = ask(engine, *self._question(), adapter)
+        difference = (self._of_answer(answer) - self._of_model(model)).abs().mean().item()
         if not difference <= TOLERANCE[dtype]:  # a NaN is no agreement
             raise SyncError(
                 f"{agent}: after the sync, logprobs of the probe differ from those of its policy by "
@@ -152,14 +165,15 @@ class Probe:
             )
         return difference
 
-    def _of_engine(self, engine: Any, adapter: Any) -> Tensor:
+    def _question(self) -> tuple[Any, Any]:
         from vllm import SamplingParams, TokensPrompt
 
-        ids = self._ids.tolist()
         # Seeded: without, it would draw from the process's generator, which is the learner's.
         params = SamplingParams(max_tokens=1, temperature=1.0, seed=0, prompt_logprobs=0, detokenize=False)
-        engine.add_request("probe", TokensPrompt(prompt_token_ids=ids), params, lora_request=adapter)
-        (answer,) = [output for output in _steps(engine) if output.finished]
+        return TokensPrompt(prompt_token_ids=self._ids.tolist()), params
+
+    def _of_answer(self, answer: Any) -> Tensor:
+        ids = self._ids.tolist()
         entries = zip(answer.prompt_logprobs[1:], ids[1:], strict=True)
         return torch.tensor([entry[token].logprob for entry, token in entries])
 
@@ -171,6 +185,25 @@ class Probe:
         return logprobs.gather(1, ids[1:, None])[:, 0].cpu()
 
 
-def _steps(engine: Any) -> Iterator[Any]:
+def ask(engine: Any, prompt: Any, params: Any, adapter: Any) -> Any:
+    """The answer of an engine of this process that has nothing under way."""
+    engine.add_request("probe", prompt, params, lora_request=adapter)
     while engine.has_unfinished_requests():
-        yield from engine.step()
+        for output in engine.step():
+            if output.finished:
+                return output
+    raise RuntimeError("vLLM did not answer the probe")
+
+
+def bring_in(weights: Weights, policies: Policies, probe: Probe, version: int, ask: Ask) -> None:
+    """Load every agent's weights, forget what was cached, and verify, agent by agent.
+
+    Raises `SyncError` if an engine does not say of the probe what its agent's policy says.
+    """
+    for agent, engine in weights.engines.items():
+        model = policies.sampler(agent)  # once: a LoRA agent's adapter is merged each time
+        weights.load(agent, version, model)
+        if not engine.reset_prefix_cache():
+            raise RuntimeError(f"{agent}: vLLM did not forget the prompts of the old weights")
+        difference = probe.check(agent, engine, model, ask, weights.adapter(agent))
+        log.info("version %d of %s is in; its probe differs by %.2g nats", version, agent, difference)

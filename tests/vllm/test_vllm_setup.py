@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import torch
 from mappa_envs.errors import ConfigError, UnavailableError
 from mappa_train.config import Config
 from mappa_train.engine import choice, vllm_setup
+from mappa_train.settings import resolve
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,7 +65,7 @@ def test_why_vllm_cannot_be_used_is_said_with_what_to_do(
 
 
 def test_vllm_and_a_group_of_learners_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "why_not", lambda: None)
+    monkeypatch.setattr(vllm_setup, "why_not", lambda: None)
     with pytest.raises(ConfigError, match="--learners-per-agent 2"):
         choice.check_engine(Config(engine="vllm", learners_per_agent=2))
     choice.check_engine(Config(engine="vllm"))
@@ -72,13 +74,89 @@ def test_vllm_and_a_group_of_learners_exclude_each_other(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_auto_takes_time_limits_where_it_takes_vllm(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
-    monkeypatch.setattr(choice, "why_not", lambda: None)
+    monkeypatch.setattr(vllm_setup, "why_not", lambda: None)
     limited = Config(engine="auto", action_timeout_s=5.0)
     if on_gpu:
         choice.check_engine(limited)
     else:
         with pytest.raises(ConfigError, match="--action-timeout-s 5: with --engine auto a run here repeats"):
             choice.check_engine(limited)
+
+
+@pytest.mark.parametrize(
+    ("settings", "groups"),
+    [
+        ({"engine_gpus": 0}, []),
+        ({"engine_gpus": 3, "policy": "full"}, [(5,), (6,), (7,)]),
+        ({"engine_gpus": 6, "policy": "full"}, [(2, 3), (4, 5), (6, 7)]),
+        ({"engine_gpus": 4, "policy": "lora"}, [(4, 5, 6, 7)]),
+    ],
+)
+def test_the_last_gpus_are_divided_among_the_engines(
+    settings: dict[str, Any], groups: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    config = Config(**settings)
+    assert choice.own_gpus(config, 3) == groups
+    line = choice.engine_line(config, 3)
+    assert (line is None) == (not groups)
+    if groups:
+        assert "+".join(map(str, groups[-1])) in str(line)
+        assert 0 not in [gpu for group in groups for gpu in group]
+
+
+def test_gpus_that_cannot_be_divided_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    with pytest.raises(ConfigError, match=r"--engine-gpus 4: .* give a multiple of 3"):
+        choice.own_gpus(Config(engine_gpus=4, policy="full"), 3)
+
+
+@pytest.mark.parametrize(
+    ("count", "version", "settings", "words"),
+    [
+        (0, "0.32.0", {"engine_gpus": 1}, r"--engine-gpus 1: 0 GPU\(s\) are visible .* leave it out"),
+        (3, "0.32.0", {"engine_gpus": 3}, r"--engine-gpus 3: 3 GPU\(s\) are visible .* give at most 2"),
+        (4, "0.31.2", {"engine_gpus": 3}, "--engine-gpus 3: vllm 0.31.2 is installed, and 0.32 is needed"),
+        (
+            0,
+            "0.32.0",
+            {"engine_sleep": "on"},
+            "--engine-sleep on: gives a GPU's memory back, and there is none",
+        ),
+    ],
+)
+def test_gpus_of_vllms_own_that_are_not_there_are_said_at_once(
+    count: int, version: str, settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(vllm_setup, "find_vllm", lambda: ("vllm", version))
+    monkeypatch.setattr(vllm_setup, "why_not", lambda: None)
+    with pytest.raises(UnavailableError, match=words):
+        choice.check_engine(Config(engine="vllm", **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"engine_gpus": 2, "engine": "transformers"}, "--engine-gpus 2: is for --engine vllm"),
+        ({"engine_gpus": 2, "learners_per_agent": 2}, "--engine-gpus 2: not with --learners-per-agent 2"),
+        ({"engine_gpus": 2, "num_rollout_workers": 2}, "--engine-gpus 2: not with --num-rollout-workers 2"),
+        ({"engine_gpus": 2, "engine_sleep": "on"}, "--engine-sleep on: with --engine-gpus 2"),
+        ({"engine_sleep": "on", "policy": "full"}, "--engine-sleep on: with --policy full"),
+        ({"engine_sleep": "on", "engine": "transformers"}, "--engine-sleep on: is for --engine vllm"),
+    ],
+)
+def test_settings_of_vllms_gpus_that_would_do_nothing_are_errors(
+    settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve({"engine": "vllm", **settings})
+
+
+def test_auto_that_means_transformers_has_no_gpus_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UnavailableError, match="--engine-gpus 1: is for vLLM, and --engine auto is transf"):
+        choice.check_engine(Config(engine_gpus=1))
 
 
 def test_the_installation_refuses_to_touch_the_system(tmp_path: Path) -> None:

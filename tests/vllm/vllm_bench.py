@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from tiny import STOP, WORDS
 
 from mappa_train.engine.vllm import VllmEngine
+from mappa_train.engine.vllm_sampling import Sampling
 from mappa_train.policies import LoRAPolicies
 from mappa_train.types import Generation, GenerationRequest
 
@@ -22,18 +23,30 @@ PROBE = torch.randint(2, len(WORDS), (64,), generator=torch.Generator().manual_s
 
 
 class Bench:
-    """Policies and the engine that samples from them, with the version that it is at.
+    """Policies and the engine that samples from them, of the kind `make`, with the version that it is at.
 
     `others` are the child processes that were there before vLLM. Fewer `agents` start faster.
     """
 
-    def __init__(self, folder: Path, agents: Sequence[str] = AGENTS, **options: Any) -> None:
-        self.policies = LoRAPolicies(folder, agents, rank=RANK, alpha=ALPHA, seed=0)
-        known: dict[str, Any] = {"stop_ids": (STOP,), "context_tokens": CONTEXT, "max_new_tokens": MAX_NEW}
-        known |= {"temperature": 0.7, "probe_ids": PROBE}
-        self.engine = VllmEngine(self.policies, folder, **(known | options))
-        self.version = 0
+    def __init__(
+        self,
+        folder: Path,
+        agents: Sequence[str] = AGENTS,
+        make: Callable[..., Any] = VllmEngine,
+        **options: Any,
+    ) -> None:
         self.others = children()
+        self.policies = LoRAPolicies(folder, agents, rank=RANK, alpha=ALPHA, seed=0)
+        sampling = Sampling(
+            agents=agents,
+            vocabulary=len(WORDS),
+            stop_ids=(STOP,),
+            context_tokens=CONTEXT,
+            max_new_tokens=MAX_NEW,
+            temperature=0.7,
+        )
+        self.engine = make(self.policies, folder, sampling, probe_ids=PROBE, **options)
+        self.version = 0
 
     def learn(self, seed: int) -> None:
         """New adapters, which say something else, and a sync."""
