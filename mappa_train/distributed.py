@@ -1,8 +1,9 @@
 """Several processes that train one team: who is who, what they tell each other, how they end together.
 
 Every process (a *rank*) runs the same program (SPMD) with a team of its own, plays its share of a step's
-episodes, hands them to all others and learns from its share. Tensors of the models travel in PyTorch's own
-wrappers (`sharding.py`); here are the few numbers and records beside them, over gloo, on CPUs.
+episodes, hands them to all others and learns from its share. Where rollout workers play, the first rank has
+all episodes played and hands them on. Tensors of the models travel in PyTorch's own wrappers (`sharding.py`);
+here are the few numbers and records beside them, over gloo, on CPUs.
 """
 
 from __future__ import annotations
@@ -175,8 +176,26 @@ def play_together(
     return everything, replace(times, rollout=longest), frozenset(plan.index for plan in mine)
 
 
+def played_for_all(
+    plans: Sequence[EpisodePlan],
+    found: tuple[list[EpisodeRollout], RolloutTimes] | None,
+    ranks: Ranks,
+    *,
+    by_task: bool,
+) -> tuple[list[EpisodeRollout], RolloutTimes, frozenset[int]]:
+    """All ranks get what the first one `found`, and the indices of their shares.
+
+    The others, whose `found` is None, wait for it.
+    """
+    ranks.meet("the end of the rollout")
+    shared = ranks.share(lambda: found)
+    assert shared is not None  # the first rank has it
+    rollouts, times = shared
+    return rollouts, times, frozenset(plan.index for plan in share_of(plans, ranks, by_task=by_task))
+
+
 def share_of(plans: Sequence[EpisodePlan], ranks: Ranks, *, by_task: bool) -> list[EpisodePlan]:
-    """The planned episodes that this rank plays, in plan order.
+    """The planned episodes that this rank learns from, and plays where no workers do, in plan order.
 
     Dealt out one by one; `by_task` (for algorithms that compare the episodes of one task, and so need them
     on one rank) task by task.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 from mappa_envs.evaluation import EvalResult, EvalTable
+from mappa_envs.pipeline import PipelineEnv
 from mappa_train.config import Config
 from mappa_train.progress import Progress
-from mappa_train.rollout import plan_step
-from mappa_train.team import Team, load_weights, open_team, play
+from mappa_train.rollout import EpisodePlan, plan_step
+from mappa_train.team import load_weights, open_team, play
+from mappa_train.types import EpisodeRollout
 
 
 def evaluate(
@@ -20,28 +22,35 @@ def evaluate(
     """Play `episodes` whole episodes with the weights of a checkpoint, the tasks in turn."""
     with closing(open_team(config, split=split, coached=False)) as team:
         load_weights(checkpoint, team.policies)
+        team.playing_engine().sync(0)
         on_done = partial(progress.phase, "eval")
-        return measure(config, team, version=0, episodes=episodes, on_done=on_done)
+
+        def play_all(plans: Sequence[EpisodePlan]) -> list[EpisodeRollout]:
+            return play(plans, config, team, step=0, policy_version=0, on_done=on_done)[0]
+
+        return measure(config, team.env, episodes=episodes, play=play_all)
 
 
 def measure(
-    config: Config, team: Team, *, version: int, episodes: int, on_done: Callable[[int, int], None]
+    config: Config,
+    env: PipelineEnv,
+    *,
+    episodes: int,
+    play: Callable[[Sequence[EpisodePlan]], list[EpisodeRollout]],
 ) -> EvalResult:
-    """Play whole episodes of a team's environment with its current weights, which are policy `version`.
+    """Have whole episodes of an environment played.
 
     Always the same tasks with the same sampling noise, so that checkpoints are compared in pairs. Moves no
     random state of a training run.
     """
-    team.engine.sync(version)
     plans = plan_step(
         1,
         num_episodes=episodes,
         samples_per_task=1,
-        tasks=team.env.tasks,
-        team=team.env.possible_agents,
+        tasks=env.tasks,
+        team=env.possible_agents,
         exploring_starts=0.0,
         seed=config.seed,
     )
-    rollouts, _ = play(plans, config, team, step=0, policy_version=version, on_done=on_done)
-    done = tuple(rollout.episode for rollout in rollouts)
-    return EvalResult(episodes=done, table=EvalTable.of(done, team.env.figures))
+    done = tuple(rollout.episode for rollout in play(plans))
+    return EvalResult(episodes=done, table=EvalTable.of(done, env.figures))

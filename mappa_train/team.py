@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from mappa_envs.sandbox import Limits, Sandbox, open_sandbox
 from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config
 from mappa_train.engine.base import BatchEngine, StreamEngine
-from mappa_train.engine.choice import open_engine
+from mappa_train.engine.choice import open_engine, own_gpus
 from mappa_train.memory import check_memory
 from mappa_train.model import load_pretrained
 from mappa_train.plan import make_env
@@ -32,37 +32,57 @@ WEIGHTS = "weights.safetensors"
 class Team:
     """Everything that acts: policies, what samples from them, and the environment that they act in.
 
-    `held_out` has the val tasks and no coach; None where nothing is measured on them.
+    `engine` and `sandbox` are None where rollout workers play instead. `held_out` has the val tasks and no
+    coach; None where nothing is measured on them.
     """
 
     policies: Policies
-    engine: BatchEngine | StreamEngine
+    engine: BatchEngine | StreamEngine | None
     tokenizer: ChatTokenizer
     env: PipelineEnv
-    sandbox: Sandbox
+    sandbox: Sandbox | None
     held_out: PipelineEnv | None = None
+
+    def playing_engine(self) -> BatchEngine | StreamEngine:
+        """The engine of a team that plays. Raises `RuntimeError` for one that does not."""
+        if self.engine is None:
+            raise RuntimeError("this team has no engine: rollout workers play for it")
+        return self.engine
+
+    def on_held_out(self) -> Team:
+        """The same team on the val tasks. Raises `RuntimeError` where nothing is measured on them."""
+        if self.held_out is None:
+            raise RuntimeError("this team has no val tasks: the settings measure nothing on them")
+        return replace(self, env=self.held_out)
 
     def close(self) -> None:
         """Stop the engine, and the sandbox and everything in it."""
         try:
-            self.engine.close()
+            if self.engine is not None:
+                self.engine.close()
         finally:
-            asyncio.run(self.sandbox.close())
+            if self.sandbox is not None:
+                asyncio.run(self.sandbox.close())
 
 
-def open_team(config: Config, *, split: str | None = None, coached: bool = True) -> Team:
+def open_team(config: Config, *, split: str | None = None, coached: bool = True, plays: bool = True) -> Team:
     """Load the model, start the sandbox and make the environment.
 
-    Not `coached`: nobody scores, and the coach of the settings is not even made.
+    Not `coached`: nobody scores, and the coach of the settings is not even made. Not `plays`: there is
+    neither an engine nor a sandbox. Val tasks to measure on while training belong to teams without a `split`.
     """
     first = make_env(config, split) if coached else make_env(config, split, coach=None)
     folder = load_pretrained(config.model).folder
     limits = Limits(time_s=config.tool_timeout_s)
-    val = make_env(config, "val", coach=None).tasks if coached and config.eval_every else []
-    sandbox = open_sandbox(config.sandbox, limits, shared=large_files([*first.tasks, *val]))
-    env = make_env(config, split, tasks=first.tasks, sandbox=sandbox, coach=first.coach)
-    held_out = make_env(config, "val", tasks=val, sandbox=sandbox, coach=None) if val else None
+    val = make_env(config, "val", coach=None).tasks if split is None and config.eval_every else []
+    sandbox = (
+        open_sandbox(config.sandbox, limits, shared=large_files([*first.tasks, *val])) if plays else None
+    )
+    where = {} if sandbox is None else {"sandbox": sandbox}
+    env = make_env(config, split, tasks=first.tasks, coach=first.coach, **where)
+    held_out = make_env(config, "val", tasks=val, coach=None, **where) if val else None
     agents = first.possible_agents
+    own_gpus(config, len(agents))  # a number that cannot be divided is said before the model is loaded
     if coached:  # what plays without a coach does not learn
         check_memory(config, folder, len(agents))
     tokenizer = ChatTokenizer(folder)
@@ -84,7 +104,7 @@ def open_team(config: Config, *, split: str | None = None, coached: bool = True)
         if config.policy == "lora"
         else FullPolicies(folder, agents, checkpointing=checkpointing)
     )
-    engine = open_engine(config, policies, folder, tokenizer)
+    engine = open_engine(config, policies, folder, tokenizer) if plays else None
     return Team(
         policies=policies, engine=engine, tokenizer=tokenizer, env=env, sandbox=sandbox, held_out=held_out
     )
@@ -103,7 +123,7 @@ def play(
     return collect(
         plans,
         env=team.env,
-        engine=team.engine,
+        engine=team.playing_engine(),
         tokenizer=team.tokenizer,
         max_prompt_tokens=team.tokenizer.context_tokens - config.max_new_tokens,
         seed=config.seed,

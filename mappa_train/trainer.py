@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,8 @@ import torch
 
 from mappa_envs.coach.llm.limits import Usage
 from mappa_envs.errors import UnavailableError
-from mappa_train.algorithms import find_algorithm
 from mappa_train.checkpoint import Checkpoint, RunFolder
 from mappa_train.cluster.session import rollout_workers
-from mappa_train.cluster.weights import publish
 from mappa_train.coach_fit import keep_calibration
 from mappa_train.coaching import (
     count_earlier,
@@ -32,19 +30,20 @@ from mappa_train.coaching import (
 from mappa_train.config import Config
 from mappa_train.credit import returns
 from mappa_train.debias import Debias
-from mappa_train.distributed import ALONE, Ranks, play_together
+from mappa_train.distributed import ALONE, Ranks
 from mappa_train.evaluate import measure
 from mappa_train.keeping import tidy
 from mappa_train.learner import AdvantageStats, Learner
 from mappa_train.manifest import verify_files
 from mappa_train.metrics import EventWriter, MetricKeys, MetricLine, evaluation_metrics, step_metrics
 from mappa_train.monitors import CoachMonitor
+from mappa_train.players import OwnTeam, Players, RolloutWorkers
 from mappa_train.policies import pick_device
 from mappa_train.progress import Progress
 from mappa_train.report import read_episodes, write_report
 from mappa_train.rollout import RolloutTimes, plans_of
 from mappa_train.run_log import log_start, log_step
-from mappa_train.team import Team, load_weights, open_team, play, save_weights
+from mappa_train.team import Team, load_weights, open_team, save_weights
 from mappa_train.types import EpisodeRollout, SampleCredit, UpdateStats
 from mappa_train.wandb_writer import WandbWriter
 
@@ -66,7 +65,7 @@ class _Loop:
     keys: MetricKeys
     monitor: CoachMonitor
     progress: Progress
-    workers: WorkerPool | None
+    players: Players
     ranks: Ranks
 
 
@@ -85,11 +84,13 @@ def train(
     if config.returns == "to_go":
         log.warning("--returns to_go grows with the actions left: a long failure can outrank a short success")
     config = ranks.share(lambda: keep_calibration(config, run))
+    plays = not config.num_rollout_workers
     with (
-        closing(open_team(divided(config, ranks.size))) as team,
-        rollout_workers(config, team, progress.say) as workers,
+        closing(open_team(divided(config, ranks.size if plays else 1), plays=plays)) as team,
+        rollout_workers(config, team, progress.say) if ranks.is_first else nullcontext() as pool,
     ):
-        loop, done = _begin(config, run, team, progress, workers, resume, ranks)
+        ranks.meet("the start")
+        loop, done = _begin(config, run, team, progress, pool, resume, ranks)
         coach = team.env.coach
         count_earlier(coach, run)
         if ranks.is_first:
@@ -122,7 +123,7 @@ def _begin(
     run: RunFolder,
     team: Team,
     progress: Progress,
-    workers: WorkerPool | None,
+    pool: WorkerPool | None,
     resume: bool,
     ranks: Ranks,
 ) -> tuple[_Loop, int]:
@@ -135,6 +136,9 @@ def _begin(
     if checkpoint is not None:
         load_weights(checkpoint.folder, team.policies)
     learner, debias = Learner(team.policies, config, ranks), Debias(config.debias)
+    players: Players = OwnTeam(config, team, ranks)
+    if config.num_rollout_workers:
+        players = RolloutWorkers(config, team.policies, pool, ranks)
     if checkpoint is not None:
         _restore(checkpoint, learner, debias)
         if ranks.is_first:
@@ -150,7 +154,7 @@ def _begin(
         keys=keys,
         monitor=CoachMonitor(keys.agents, run.read_metrics(), partial(read_episodes, run.path)),
         progress=progress,
-        workers=workers,
+        players=players,
         ranks=ranks,
     )
     return loop, checkpoint.step if checkpoint is not None else 0
@@ -209,14 +213,15 @@ def _step(step: int, loop: _Loop) -> dict[str, float | int | None]:
     # One seed a step: a resumed run shuffles its minibatches as the uninterrupted one would.
     torch.manual_seed(config.seed * 1_000_003 + step)
     before = used_by(coach)
-    with share_of_budget(coach, ranks.size):
-        rollouts, times, played = _rollout(step, loop)
+    # The workers' requests all come to the first rank's coach.
+    with share_of_budget(coach, 1 if config.num_rollout_workers else ranks.size):
+        rollouts, times, own = _rollout(step, loop)
     if ranks.is_first:
         loop.run.append_episodes(step, rollouts)
     _check_scored(step, config, rollouts)
     learning = time.perf_counter()
     samples = credit_samples(loop.debias.apply(rollouts), config)
-    mine = [sample for sample in samples if sample.episode_index in played]
+    mine = [sample for sample in samples if sample.episode_index in own]
     updates, advantages = learner.update(mine, partial(loop.progress.phase, "learn"))
     if ranks.is_first:
         loop.run.append_credit(step, advantages.actions)
@@ -224,31 +229,18 @@ def _step(step: int, loop: _Loop) -> dict[str, float | int | None]:
     used = used_since(coach, before, ranks)
     line = _line(step, rollouts, samples, updates, advantages, loop.keys, times, used, learn_s, start)
     line |= loop.monitor.figures(line, [item.episode for item in rollouts])
-    # One rank measures: the others could only repeat it.
-    return line | ranks.share(lambda: _held_out(step, loop))
+    return line | _held_out(step, loop)
 
 
 def _rollout(step: int, loop: _Loop) -> tuple[list[EpisodeRollout], RolloutTimes, frozenset[int]]:
-    """The step's episodes, and the indices of those that this rank played."""
-    config, team, version = loop.config, loop.team, loop.learner.version
+    """The step's episodes, and the indices of those that this rank learns from."""
+    config, version = loop.config, loop.learner.version
     loop.progress.phase("rollout", 0, config.episodes_per_step)
     start = time.perf_counter()
-    if loop.workers is None:
-        team.engine.sync(version)
-    else:
-        loop.workers.sync(publish(team.policies, version))
+    loop.players.sync(version)
     sync_s = time.perf_counter() - start
-    plans = plans_of(step, config, team.env)
-    on_done = partial(loop.progress.phase, "rollout")
-    if loop.workers is None:
-        play_mine = partial(
-            play, config=config, team=team, step=step, policy_version=version, on_done=on_done
-        )
-        by_task = find_algorithm(config.algorithm).compares
-        rollouts, times, mine = play_together(plans, play_mine, loop.ranks, by_task=by_task)
-    else:
-        rollouts, times = loop.workers.collect(plans, step, on_done)
-        mine = frozenset(plan.index for plan in plans)
+    plans = plans_of(step, config, loop.team.env)
+    rollouts, times, mine = loop.players.play(plans, step, partial(loop.progress.phase, "rollout"))
     return rollouts, replace(times, sync=sync_s), mine
 
 
@@ -258,14 +250,15 @@ def _held_out(step: int, loop: _Loop) -> MetricLine:
     if env is None or (step % config.eval_every and step != config.steps):
         return evaluation_metrics(None, loop.keys)
     start = time.perf_counter()
-    result = measure(
-        config,
-        replace(loop.team, env=env),
-        version=loop.learner.version,
-        episodes=config.eval_episodes,
-        on_done=partial(loop.progress.phase, "eval"),
-    )
-    return evaluation_metrics(result.table.overall, loop.keys, time.perf_counter() - start)
+    loop.players.sync(loop.learner.version)
+    play = partial(loop.players.measure, on_done=partial(loop.progress.phase, "eval"))
+
+    def measured() -> MetricLine:
+        result = measure(config, env, episodes=config.eval_episodes, play=play)
+        return evaluation_metrics(result.table.overall, loop.keys, time.perf_counter() - start)
+
+    # One rank measures: the others could only repeat it.
+    return loop.ranks.share(measured)
 
 
 def credit_samples(rollouts: Sequence[EpisodeRollout], config: Config) -> list[SampleCredit]:

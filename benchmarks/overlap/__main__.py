@@ -154,7 +154,8 @@ def measure_real(config: Config, variants: Sequence[Variant], num_rounds: int) -
     """With the embedded model."""
     with closing(open_team(config)) as team:
         limit = team.tokenizer.context_tokens - config.max_new_tokens
-        play = player(config, team.sandbox, team.engine, team.tokenizer, limit)
+        assert team.sandbox is not None  # a team that plays has one
+        play = player(config, team.sandbox, team.playing_engine(), team.tokenizer, limit)
         return compare(play, variants, num_rounds)
 
 

@@ -23,15 +23,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.scale.simulated import MODEL, Pacing, SimulatedCoach, SimulatedWorker
+from mappa_train.cluster.chunks import ChunkQueue
 from mappa_train.cluster.desk import CoachRelay
-from mappa_train.cluster.pool import WorkerPool, chunks
+from mappa_train.cluster.pool import WorkerPool
 from mappa_train.cluster.weights import Weights
 from mappa_train.rollout import EpisodePlan
 
 PACING = Path(__file__).with_name("pacing.json")
 SAMPLES_PER_TASK = 8
-CHUNKS_AT_ONCE = 2
-"""Of a worker; two task groups are 16 episodes at once."""
+AT_ONCE = 16
+"""Episodes that a worker plays at once, as an engine on a GPU does."""
 MOST_PROCESSES = 8
 """Workers beyond share processes: 64 of them would measure this machine's memory."""
 STORE_BYTES = 200 << 20
@@ -75,7 +76,7 @@ def measure(num_workers: int, size: Size, pacing: Pacing) -> dict[str, float]:
         num_workers,
         model_sha256=MODEL,
         timeout_s=600.0,
-        in_flight=CHUNKS_AT_ONCE,
+        at_once=AT_ONCE,
     )
     try:
         pool.start()
@@ -92,11 +93,23 @@ def ideal_s(num_workers: int, plans: Sequence[EpisodePlan], pacing: Pacing) -> f
 
     The more workers there are, the later the slowest of them ends, whoever drives them.
     """
-    places = [0.0] * (num_workers * CHUNKS_AT_ONCE)
-    for chunk in chunks(plans, len(places)):
-        played = max(pacing.episode_s(plan.index) for plan in chunk)
-        heapq.heapreplace(places, places[0] + played)
-    return max(places)
+    queue, now = ChunkQueue(plans, num_workers, AT_ONCE), 0.0
+    free = [(0, worker) for worker in range(num_workers)]  # how much each plays, the least first
+    playing = [0] * num_workers
+    ends: list[tuple[float, int, int]] = []  # of chunks: when, whose, how many episodes
+    while True:
+        heapq.heapify(free)
+        while free and (room := queue.room(free[0][0])) > 0 and (chunk := queue.take(room)):
+            _, worker = heapq.heappop(free)
+            playing[worker] += len(chunk)
+            heapq.heappush(free, (playing[worker], worker))
+            end = now + max(pacing.episode_s(plan.index) for plan in chunk)
+            heapq.heappush(ends, (end, worker, len(chunk)))
+        if not ends:
+            return now
+        now, worker, size = heapq.heappop(ends)
+        playing[worker] -= size
+        free = [(count, number) for number, count in enumerate(playing)]
 
 
 def _plans(step: int, num_workers: int, size: Size) -> list[EpisodePlan]:

@@ -6,17 +6,17 @@ by the number of the episode and returned in the order of the plans: none is los
 
 from __future__ import annotations
 
+import heapq
 import logging
 import re
 import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 from mappa_envs.errors import UnavailableError
+from mappa_train.cluster.chunks import Chunk, ChunkQueue
 from mappa_train.cluster.weights import Weights
 from mappa_train.cluster.worker import Joined
 from mappa_train.rollout import EpisodePlan, RolloutTimes
@@ -36,8 +36,6 @@ STRAGGLES_AFTER_S = 30.0
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
-Chunk = tuple[EpisodePlan, ...]
-
 
 @dataclass
 class _Job:
@@ -50,11 +48,15 @@ class _Job:
 class _Step:
     """The state of a step: what is to be handed out, and what has come back."""
 
-    number: int = 0
-    queue: deque[Chunk] = field(default_factory=deque)
+    number: int
+    queue: ChunkQueue
     finished: dict[int, EpisodeRollout] = field(default_factory=dict)
     spans: list[float] = field(default_factory=list)
     num_lost: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"step {self.number}" if self.number else "evaluation"
 
 
 @dataclass
@@ -74,6 +76,10 @@ class _Worker:
     def name(self) -> str:
         return f"rollout worker {self.number} on {self.where}"
 
+    @property
+    def num_playing(self) -> int:
+        return sum(len(job.chunk) for job in self.jobs.values())
+
 
 class WorkerPool:
     """Places for workers, all filled as long as the cluster has room.
@@ -84,7 +90,8 @@ class WorkerPool:
     num_workers : how many places.
     model_sha256 : of the base model that every worker must have found.
     timeout_s : how long a worker may take over a chunk, or to join, before it counts as lost.
-    in_flight : chunks that a worker has at once; more than one needs an actor that plays them side by side.
+    at_once : episodes that a worker plays at once, for actors that play chunks side by side; 0: a worker
+        plays one chunk at a time.
     """
 
     def __init__(
@@ -94,13 +101,13 @@ class WorkerPool:
         *,
         model_sha256: str,
         timeout_s: float,
-        in_flight: int = 1,
+        at_once: int = 0,
     ) -> None:
         self._make, self._model_sha256 = make, model_sha256
-        self._timeout_s, self._in_flight = timeout_s, in_flight
+        self._timeout_s, self._at_once = timeout_s, at_once
         self._weights: Weights | None = None
         self._most_lost = max(LEAST_REPLACED, num_workers)
-        self._step, self._looked = _Step(), time.monotonic()
+        self._step, self._looked = _Step(number=0, queue=ChunkQueue([], 1)), time.monotonic()
         self._workers = [self._launch(number) for number in range(num_workers)]
 
     def start(self) -> list[str]:
@@ -125,15 +132,14 @@ class WorkerPool:
         step: int,
         on_done: Callable[[int, int], None] = lambda done, total: None,
     ) -> tuple[list[EpisodeRollout], RolloutTimes]:
-        """Play the planned episodes and return them in plan order.
+        """Play the planned episodes and return them in plan order. Step 0 is an evaluation.
 
         Raises what a worker raised, `UnavailableError` if too many workers were lost or none is left, and
         `RuntimeError` if an episode was sampled from another policy version than that of the last `sync`.
         """
         start = time.perf_counter()
-        state = self._step = _Step(
-            number=step, queue=deque(chunks(plans, len(self._workers) * self._in_flight))
-        )
+        queue = ChunkQueue(plans, len(self._workers), self._at_once)
+        state = self._step = _Step(number=step, queue=queue)
         for worker in self._workers:
             worker.busy_s, worker.num_episodes = 0.0, 0
         while len(state.finished) < len(plans):
@@ -142,7 +148,7 @@ class WorkerPool:
             self._turn()
             if len(state.finished) > before:
                 on_done(len(state.finished), len(plans))
-        log.info("step %d: %s", step, "; ".join(map(_done_by, self._workers)))
+        log.info("%s: %s", state.name, "; ".join(map(_done_by, self._workers)))
         times = RolloutTimes(rollout=time.perf_counter() - start)
         return [state.finished[plan.index] for plan in plans], times
 
@@ -162,15 +168,23 @@ class WorkerPool:
         return _Worker(number=number, actor=actor, joining=joining, since=time.monotonic())
 
     def _hand_out(self) -> None:
-        ready = [worker for worker in self._workers if worker.joining is None]
         queue = self._step.queue
+        ready = [worker for worker in self._workers if worker.joining is None]
         # The least loaded first, so that the last chunks of a step spread over all.
-        for level in range(self._in_flight):
-            for worker in ready:
-                if queue and len(worker.jobs) <= level:
-                    chunk = queue.popleft()
-                    answer = worker.actor.play.remote(chunk, self._step.number)
-                    worker.jobs[answer] = _Job(chunk=chunk, since=time.monotonic())
+        heap = [(worker.num_playing, worker.number) for worker in ready]
+        heapq.heapify(heap)
+        while heap:
+            num_playing, number = heapq.heappop(heap)
+            room = queue.room(num_playing)
+            if room <= 0:
+                return  # and those after it play no less
+            chunk = queue.take(room)
+            if not chunk:
+                return
+            worker = self._workers[number]
+            answer = worker.actor.play.remote(chunk, self._step.number)
+            worker.jobs[answer] = _Job(chunk=chunk, since=time.monotonic())
+            heapq.heappush(heap, (num_playing + len(chunk), number))
 
     def _turn(self) -> None:
         """Wait for the next answer, or `POLL_S`; enter what came and look after what did not."""
@@ -241,7 +255,7 @@ class WorkerPool:
             usual = statistics.median(step.spans) if step.spans else self._timeout_s
             if not job.reported and age > max(STRAGGLES_AFTER_S, STRAGGLES * usual):
                 job.reported = True
-                log.warning("step %d: %s straggles: %s", step.number, worker.name, _playing(job, age))
+                log.warning("%s: %s straggles: %s", step.name, worker.name, _playing(job, age))
         if all(other.joining is not None for other in self._workers) and now - worker.since > self._timeout_s:
             raise _not_ready(self._workers, self._timeout_s)
 
@@ -251,9 +265,11 @@ class WorkerPool:
 
         ray.kill(worker.actor)
         step = self._step
-        step.queue.extendleft(job.chunk for job in worker.jobs.values())
-        count = sum(len(job.chunk) for job in worker.jobs.values())
-        log.warning("%s is lost (%s); %d episode(s) of it are run again", worker.name, reason, count)
+        for job in worker.jobs.values():
+            step.queue.give_back(job.chunk)
+        log.warning(
+            "%s is lost (%s); %d episode(s) of it are run again", worker.name, reason, worker.num_playing
+        )
         step.num_lost += 1
         if step.num_lost > self._most_lost:
             raise UnavailableError(
@@ -261,17 +277,6 @@ class WorkerPool:
                 "Mend the cluster, then resume"
             )
         self._workers[worker.number] = self._launch(worker.number)
-
-
-def chunks(plans: Sequence[EpisodePlan], num_players: int) -> Iterator[Chunk]:
-    """Episodes of one task in a row, at most half of what each player has to play: the queue is never coarse.
-
-    Episodes of one task share the beginning of their prompts, so that they are sampled faster together.
-    """
-    most = max(1, -(-len(plans) // (2 * num_players)))
-    for _, group in groupby(plans, key=lambda plan: plan.task_id):
-        same = tuple(group)
-        yield from (same[start : start + most] for start in range(0, len(same), most))
 
 
 def _not_ready(workers: Sequence[_Worker], timeout_s: float) -> UnavailableError:

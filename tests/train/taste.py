@@ -1,7 +1,8 @@
 """An algorithm of a user's own, whose module brings the coach `taste`: it scores by the words alone.
 
 For runs in processes of their own: `--algorithm taste:Taste --coach taste`, with this folder on PYTHONPATH.
-TASTE=RANK:WHAT lets something happen to a rank when its coach is first asked: crash, killed or hang.
+TASTE=RANK:WHAT lets something happen to a rank (or `none`: a process that is no rank, as rollout workers are)
+when its coach is first asked: crash, killed or hang.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Taste(ReinforcePP):
 def taste(request: CoachRequest) -> float:
     """A score that repeats."""
     rank, _, what = os.environ.get("TASTE", "").partition(":")
-    if rank and rank == os.environ.get("RANK"):
+    if rank and rank == os.environ.get("RANK", "none"):
         if what == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "crash":

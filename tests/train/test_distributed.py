@@ -186,7 +186,6 @@ def test_ranks_divide_the_limits_of_a_coach() -> None:
         ({"shard": "fsdp"}, "--shard fsdp: needs --learners-per-agent"),
         ({"learners_per_agent": 13}, "a step has 12 episode"),
         ({"learners_per_agent": 3, "algorithm": "grpo"}, "a step has 2 task"),
-        ({"learners_per_agent": 2, "num_rollout_workers": 2}, "every learner plays its own share"),
     ],
 )
 def test_learners_that_would_be_idle_are_refused(settings: dict[str, Any], words: str) -> None:
