@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from mappa_envs.errors import SandboxUnavailable
@@ -31,18 +34,55 @@ class AutoSandbox(Sandbox):
         self._packages = tuple(packages)
         self._shared = tuple(shared)
         self._sandbox: Sandbox | None = None
+        self._lock = threading.Lock()
+        self._choosing: Future[SandboxUnavailable | None] | None = None
 
     async def open(self, files: Mapping[str, Path | bytes] | None = None) -> Workspace:
-        if self._sandbox is not None:
-            return await self._sandbox.open(files)
+        # Many open their first workspace at the same time, in loops of their own: one chooses for all.
+        while self._sandbox is None:
+            with self._lock:
+                others = self._choosing
+                mine: Future[SandboxUnavailable | None] = Future()
+                self._choosing = others or mine
+            if others is None:
+                return await self._choose_for_all(files, mine)
+            if (error := await asyncio.shield(asyncio.wrap_future(others))) is not None:
+                raise SandboxUnavailable(str(error))
+        return await self._sandbox.open(files)
+
+    async def _choose_for_all(
+        self, files: Mapping[str, Path | bytes] | None, told: Future[SandboxUnavailable | None]
+    ) -> Workspace:
+        """The others wait for `told`: if this fails, so do they; if it is cancelled, one of them chooses."""
+        error = None
+        try:
+            if self._sandbox is not None:  # chosen a moment ago
+                return await self._sandbox.open(files)
+            return await self._choose(files)
+        except SandboxUnavailable as caught:
+            error = caught
+            raise
+        finally:
+            self._choosing = None
+            told.set_result(error)
+
+    async def _choose(self, files: Mapping[str, Path | bytes] | None) -> Workspace:
         reasons = []
         for kind in ORDER:
             try:
                 sandbox = open_sandbox(kind, self.limits, self._packages, shared=self._shared)
-                workspace = await sandbox.open(files)
             except SandboxUnavailable as error:
                 reasons.append(f"{kind}: {error}")
                 continue
+            try:
+                workspace = await sandbox.open(files)
+            except SandboxUnavailable as error:
+                await sandbox.close()
+                reasons.append(f"{kind}: {error}")
+                continue
+            except BaseException:
+                await sandbox.close()
+                raise
             self._sandbox, self.chosen = sandbox, kind
             if reasons:
                 _log.warning("using %s, as there is no other sandbox (%s)", kind, "; ".join(reasons))

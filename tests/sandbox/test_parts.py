@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from mappa_envs.errors import SandboxError
+from mappa_envs.errors import SandboxError, SandboxUnavailable
+from mappa_envs.sandbox import auto
+from mappa_envs.sandbox.base import Workspace
 from mappa_envs.sandbox.doctor import probe
 from mappa_envs.sandbox.elf import read_needs
-from mappa_envs.sandbox.fake import FakeSandbox
+from mappa_envs.sandbox.fake import FakeSandbox, FakeWorkspace
 from mappa_envs.sandbox.output import HeadTail
 from mappa_envs.sandbox.rootfs import plan_rootfs
 from mappa_envs.sandbox.trail import kind_of
@@ -103,6 +107,65 @@ def test_fake_default_is_an_empty_success() -> None:
             return await (await sandbox.open()).run("print(1)")
 
     assert asyncio.run(scenario()) == ToolResult()
+
+
+class SlowSandbox(FakeSandbox):
+    """Takes a moment to start, and counts who does; `fails` of them do not work."""
+
+    started: ClassVar[list[SlowSandbox]] = []
+    fails = 0
+
+    async def open(self, files: Mapping[str, Path | bytes] | None = None) -> FakeWorkspace:
+        if not self.workspaces:
+            self.started.append(self)
+            await asyncio.sleep(0.02)
+            if len(self.started) <= SlowSandbox.fails:
+                raise SandboxUnavailable("not here")
+        return await super().open(files)
+
+
+@pytest.fixture
+def slow_auto(monkeypatch: pytest.MonkeyPatch) -> auto.AutoSandbox:
+    monkeypatch.setattr(SlowSandbox, "started", [])
+    monkeypatch.setattr(auto, "open_sandbox", lambda *args, **options: SlowSandbox())
+    return auto.AutoSandbox()
+
+
+def test_auto_starts_one_sandbox_however_many_open_at_once(slow_auto: auto.AutoSandbox) -> None:
+    async def many() -> list[Workspace]:
+        return await asyncio.gather(*(slow_auto.open() for _ in range(5)))
+
+    with ThreadPoolExecutor(2) as threads:  # from two loops
+        found = [
+            workspace for part in threads.map(lambda _: asyncio.run(many()), range(2)) for workspace in part
+        ]
+    (sandbox,) = SlowSandbox.started
+    assert len(found) == len(sandbox.workspaces) == 10
+
+
+def test_auto_goes_on_if_whoever_chooses_is_cancelled(slow_auto: auto.AutoSandbox) -> None:
+    async def scenario() -> Workspace:
+        first, second = asyncio.create_task(slow_auto.open()), asyncio.create_task(slow_auto.open())
+        await asyncio.sleep(0.005)
+        first.cancel()
+        return await second
+
+    asyncio.run(scenario())
+    given_up, taken = SlowSandbox.started
+    assert (given_up.closed, taken.closed, len(taken.workspaces)) == (True, False, 1)
+
+
+def test_where_no_sandbox_works_all_who_wait_are_told(
+    slow_auto: auto.AutoSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def many() -> list[object]:
+        return await asyncio.gather(*(slow_auto.open() for _ in range(3)), return_exceptions=True)
+
+    monkeypatch.setattr(SlowSandbox, "fails", 2)
+    assert [type(error) for error in asyncio.run(many())] == [SandboxUnavailable] * 3
+    assert [sandbox.closed for sandbox in SlowSandbox.started] == [True, True]
+    assert len(asyncio.run(many())) == 3  # later it does
+    assert len(SlowSandbox.started) == 3
 
 
 @pytest.mark.slow
