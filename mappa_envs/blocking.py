@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine
@@ -12,21 +13,42 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
+END_S = 5.0
+"""How long the end of the process waits for what its coroutines are in the middle of."""
+
 
 class _LoopThread:
     """One event loop in one daemon thread, shared by every synchronous caller of this process."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._ended = False
         self.thread = threading.Thread(target=self._run, name="mappa-envs-loop", daemon=True)
         self.thread.start()
+        atexit.register(self._close)
 
     def _run(self) -> None:
         # These two leave `run_forever` although the task has noted them for whoever awaits it; if the loop
         # ended here, the other callers would wait for ever.
-        while True:
+        while not self._ended:
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 self.loop.run_forever()
+
+    def _close(self) -> None:
+        """Cancel all and end the thread: one that Python's end freezes in the middle of an import keeps
+        the import's lock, and whatever else imports something at the end waits for it for ever.
+        """
+        if self.thread.is_alive():  # not in a forked child
+            asyncio.run_coroutine_threadsafe(self._end(), self.loop)
+            self.thread.join(END_S)
+
+    async def _end(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._ended = True
+        self.loop.stop()
 
 
 _lock = threading.Lock()

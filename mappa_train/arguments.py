@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, get_args
@@ -12,7 +13,6 @@ from mappa_envs.errors import ConfigError
 from mappa_train.config import COACH_OPTIONS, Config, field_types
 from mappa_train.settings import PRESETS
 
-COMMANDS = ("train", "sft", "resume", "eval", "view", "export", "coach", "doctor")
 _EPILOG = """commands (default: train):
   train              start a run
   sft                warm start: imitate the scripted expert, or given actions, before learning (--init)
@@ -44,105 +44,10 @@ def make_parser(command: str) -> Parser:
     """The parser of one of `COMMANDS`."""
     if command == "train":
         return _train_parser()
-    words = {
-        "sft": "Fine-tune every agent on the scripted expert's actions, or on those of --data: where a run "
-        "can begin (--init). Give both commands the same model, prompt and length settings.",
-        "resume": "Continue a run from its newest checkpoint.",
-        "eval": "Measure a checkpoint of a run: whole pipelines, without learning and without a coach. "
-        "The figures are printed, written to RUN/eval-<split>-step-<N>.json and shown in RUN/report.html.",
-        "view": "Serve a run's report at an address of this machine, also while the run goes on, and open it "
-        "in the browser where there is one.",
-        "export": "Write a run's actions as training data for other tools, or its agents' weights.",
-        "coach": "Fit a calibration of the runs' coach: what its scores proved to be worth in outcomes. "
-        "Tables show its bias, and the correlation with the outcome before and after.",
-        "doctor": "Try out what a run needs: sandbox, model, coach, GPU, disk. Exit 1 if something is amiss.",
-    }
-    parser = Parser(prog=f"python -m mappa_train {command}", description=words[command], allow_abbrev=False)
-    if command == "coach":
-        from mappa_train import coach_fit
-
-        coach_fit.add_arguments(parser)
-    elif command == "sft":
-        parser.add_argument(
-            "--data",
-            type=Path,
-            action="append",
-            default=[],
-            metavar="PATH",
-            help="imitate these actions, not the expert's: a file or folder of `export`; may be repeated",
-        )
-        parser.set_defaults(preset=None, config=None)
-        _add_settings(parser, lambda name: name in _SFT_SETTINGS)
-    elif command == "doctor":
-        parser.set_defaults(preset=None, config=None)
-        _add_settings(parser, lambda name: name == "coach" or name.removeprefix("coach_") in COACH_OPTIONS)
-    elif command == "eval":
-        parser.add_argument("run", metavar="RUN", nargs="?", help="the run folder; none with --engine")
-    else:
-        parser.add_argument("run", metavar="RUN", help="the run folder")
-    if command == "view":
-        from mappa_train.report import server
-
-        server.add_arguments(parser)
-    if command == "export":
-        from mappa_train import export
-
-        export.add_arguments(parser)
-    if command == "resume":
-        parser.add_argument(
-            "--steps",
-            type=count,
-            metavar="N",
-            help="train up to step N instead of the number that the run was begun with",
-        )
-        parser.add_argument(
-            "--learners-per-agent",
-            type=count,
-            metavar="N",
-            help="go on in so many processes, instead of the number that the run was begun with",
-        )
-    if command == "eval":
-        from mappa_train import served
-
-        add_step(parser)
-        parser.add_argument(
-            "--split", default="test", help="the tasks to measure on: train, val or test (default)"
-        )
-        parser.add_argument("--episodes", type=count, default=64, metavar="N", help="how many; default 64")
-        parser.add_argument(
-            "--json",
-            type=_new_file,
-            metavar="FILE",
-            help="write the figures here, too; they are always in RUN",
-        )
-        served.add_arguments(parser)
-        parser.set_defaults(preset=None, config=None)
-        _add_settings(parser, lambda name: name in served.SETTINGS)
+    description, add_arguments = _COMMANDS[command]
+    parser = Parser(prog=f"python -m mappa_train {command}", description=description, allow_abbrev=False)
+    add_arguments(parser)
     return parser
-
-
-def add_step(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """`--step`, as `keeping.pick_step` takes it."""
-    parser.add_argument(
-        "--step",
-        type=lambda text: text if text == "best" else count(text),
-        metavar="N",
-        help="the checkpoint of this step, or `best`: the best on val tasks; default: the newest",
-    )
-
-
-def count(text: str) -> int:
-    """A whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1")
-    return int(text)
-
-
-def _new_file(text: str) -> Path:
-    path = Path(text).expanduser()
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: must be a file in a folder that exists")
-    return path
 
 
 def _train_parser() -> Parser:
@@ -162,6 +67,148 @@ def _train_parser() -> Parser:
     )
     _add_settings(parser, lambda name: True)
     return parser
+
+
+def _add_sft(parser: Parser) -> None:
+    parser.add_argument(
+        "--data",
+        type=_existing,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="imitate these actions, not the expert's: a file or folder of `export`; may be repeated",
+    )
+    _add_some_settings(parser, lambda name: name in _SFT_SETTINGS)
+
+
+def _add_resume(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the run folder")
+    parser.add_argument(
+        "--steps",
+        type=count,
+        metavar="N",
+        help="train up to step N instead of the number that the run was begun with",
+    )
+    parser.add_argument(
+        "--learners-per-agent",
+        type=count,
+        metavar="N",
+        help="go on in so many processes, instead of the number that the run was begun with",
+    )
+
+
+def _add_eval(parser: Parser) -> None:
+    from mappa_train import served
+
+    parser.add_argument("run", metavar="RUN", nargs="?", help="the run folder; none with --engine")
+    add_step(parser)
+    parser.add_argument(
+        "--split", default="test", help="the tasks to measure on: train, val or test (default)"
+    )
+    parser.add_argument("--episodes", type=count, default=64, metavar="N", help="how many; default 64")
+    parser.add_argument(
+        "--json",
+        type=_new_file,
+        metavar="FILE",
+        help="write the figures here, too; they are always in RUN",
+    )
+    served.add_arguments(parser)
+    _add_some_settings(parser, lambda name: name in served.SETTINGS)
+
+
+def _add_view(parser: Parser) -> None:
+    from mappa_train.report import server
+
+    parser.add_argument("run", metavar="RUN", help="the run folder")
+    server.add_arguments(parser)
+
+
+def _add_export(parser: Parser) -> None:
+    from mappa_train import export
+
+    parser.add_argument("run", metavar="RUN", help="the run folder")
+    export.add_arguments(parser)
+
+
+def _add_coach(parser: Parser) -> None:
+    from mappa_train import coach_fit
+
+    coach_fit.add_arguments(parser)
+
+
+def _add_doctor(parser: Parser) -> None:
+    _add_some_settings(parser, lambda name: name == "coach" or name.removeprefix("coach_") in COACH_OPTIONS)
+
+
+_COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
+    "sft": (
+        "Fine-tune every agent on the scripted expert's actions, or on those of --data: where a run can "
+        "begin (--init). Give both commands the same model, prompt and length settings.",
+        _add_sft,
+    ),
+    "resume": ("Continue a run from its newest checkpoint.", _add_resume),
+    "eval": (
+        "Measure a checkpoint of a run: whole pipelines, without learning and without a coach. The figures "
+        "are printed, written to RUN/eval-<split>-step-<N>.json and shown in RUN/report.html.",
+        _add_eval,
+    ),
+    "view": (
+        "Serve a run's report at an address of this machine, also while the run goes on, and open it in the "
+        "browser where there is one.",
+        _add_view,
+    ),
+    "export": (
+        "Write a run's actions as training data for other tools, or its agents' weights.",
+        _add_export,
+    ),
+    "coach": (
+        "Fit a calibration of the runs' coach: what its scores proved to be worth in outcomes. Tables show "
+        "its bias, and the correlation with the outcome before and after.",
+        _add_coach,
+    ),
+    "doctor": (
+        "Try out what a run needs: sandbox, model, coach, GPU, disk. Exit 1 if something is amiss.",
+        _add_doctor,
+    ),
+}
+"""What each command but `train` says of itself, and who adds its arguments."""
+COMMANDS = ("train", *_COMMANDS)
+
+
+def add_step(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """`--step`, as `keeping.pick_step` takes it."""
+    parser.add_argument(
+        "--step",
+        metavar="N",
+        help="the checkpoint of this step, or `best`: the best on val tasks; default: the newest",
+    )
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1")
+    return int(text)
+
+
+def _new_file(text: str) -> Path:
+    path = Path(text).expanduser()
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: must be a file in a folder that exists")
+    return path
+
+
+def _existing(text: str) -> Path:
+    path = Path(text).expanduser()
+    if not os.path.exists(path):
+        raise argparse.ArgumentTypeError(f"{text}: there is no such file or folder")
+    return path
+
+
+def _add_some_settings(parser: Parser, chosen: Callable[[str], bool]) -> None:
+    """Settings of a command that takes neither a preset nor a file of them."""
+    parser.set_defaults(preset=None, config=None)
+    _add_settings(parser, chosen)
 
 
 def _add_settings(parser: Parser, chosen: Callable[[str], bool]) -> None:

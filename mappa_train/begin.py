@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mappa_train import model
 from mappa_train.checkpoint import RunFolder
-from mappa_train.coaching import open_coach, try_out
+from mappa_train.coaching import count_earlier, keep_spent, open_coach, try_out
 from mappa_train.config import Config
 from mappa_train.engine.choice import check_engine
 from mappa_train.memory import check_memory
@@ -24,16 +24,17 @@ def begin_run(config: Config, say: Say) -> RunFolder:
     Tasks that cannot be used and a coach that does not answer are found before anything is fetched.
     """
     check_wandb(config)
+    check_engine(config)
     env = make_env(config)
     if config.eval_every:
         make_env(config, "val", coach=None)
     try_out(env.coach)
-    check_engine(config)
     start = find_start(config, env.possible_agents)
     loaded = model.load_pretrained(config.model, say=say)
     # Each rank does so again before it loads anything; here, so that no folder is left behind.
     check_memory(config, loaded.folder, len(env.possible_agents))
     run = RunFolder.create(config, loaded)
+    keep_spent(env.coach, run)  # the run's coach is another, which counts what this one was asked
     if start is not None:
         copy_start(start, env.possible_agents, run)
     return run
@@ -44,7 +45,10 @@ def go_on(config: Config, run: RunFolder, steps: int | None, say: Say) -> None:
     run.lock()
     check_wandb(config)
     check_engine(config)
-    try_out(open_coach(config))
+    coach = open_coach(config)
+    count_earlier(coach, run)
+    try_out(coach)
+    keep_spent(coach, run)
     run.check_model(model.load_pretrained(config.model, say=say))
     if steps is not None:
         run.load()  # a damaged checkpoint must not leave a longer run behind

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -254,7 +254,9 @@ class RunFolder:
             raise ConfigError(f"{self.path}: there is no checkpoint yet; start the run again")
         step = have[-1] if step is None else step
         if step not in have:
-            raise ConfigError(f"{self.path}: no checkpoint of step {step}; there are {_ranges(have)}")
+            raise ConfigError(
+                f"{self.path}: no checkpoint of step {step}; there are those of step {show_steps(have)}"
+            )
         folder = self.checkpoint_path(step)
         names = verify_files(folder, f"delete {folder} to use an earlier checkpoint")
         if not (folder / STATE).is_file():
@@ -354,9 +356,10 @@ def _end_of_step(path: Path, step: int) -> int:
     return end
 
 
-def _ranges(steps: list[int]) -> str:
-    shown = [str(step) for step in steps]
-    return ", ".join(shown if len(shown) <= 12 else [*shown[:4], "…", *shown[-4:]])
+def show_steps(steps: Sequence[int]) -> str:
+    """Steps for a message; of many, the first and the last."""
+    words = [str(step) for step in steps]
+    return ", ".join(words if len(words) <= 12 else [*words[:4], "…", *words[-4:]])
 
 
 def find_run(name: str) -> Path:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from mappa_envs.errors import ConfigError, MappaError, UnavailableError, install_hint
 from mappa_train.arguments import COMMANDS, make_parser
@@ -25,6 +25,10 @@ from mappa_train.config import Config, did_you_mean, field_types
 from mappa_train.launch import check_launched, launch, num_launched, with_learners
 from mappa_train.run_log import harmless, log_to, log_traceback
 from mappa_train.settings import resolve
+
+if TYPE_CHECKING:
+    from mappa_train.checkpoint import RunFolder
+    from mappa_train.distributed import Ranks
 
 _SOURCES = {
     "dsbench-v0": ("embedded", "dsbench"),
@@ -35,13 +39,22 @@ _NEEDED = ("torch", "transformers", "peft", "torchrl", "tensordict", "safetensor
 
 @dataclasses.dataclass
 class _Place:
-    """Where and by whom a crash or an interruption is reported; filled in when there is a run folder."""
+    """Where and by whom a crash or an interruption is reported; filled in when there is a run folder.
+
+    Not `learns`: what is done with the run leaves nothing half done in it.
+    """
 
     arguments: Sequence[str]
     run: Path | None = None
-    ranks: Any = None
+    learns: bool = True
+    ranks: Ranks | None = None
 
-    def join(self) -> Any:
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first of the processes that a launcher started, or the only one."""
+        return os.environ.get("RANK", "0") == "0"
+
+    def join(self) -> Ranks:
         """The ranks that a launcher started; from now on, the first of them to fail says so, alone."""
         from mappa_train.distributed import join
 
@@ -51,8 +64,8 @@ class _Place:
     def speaks(self, error: Exception) -> bool:
         """Whether this process is the one that tells of an error."""
         if self.ranks is None:
-            return os.environ.get("RANK", "0") == "0"
-        return bool(self.ranks.speaks(error))
+            return self.is_first
+        return self.ranks.speaks(error)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -96,7 +109,7 @@ def _say(message: str) -> None:
 def _interrupted(place: _Place) -> str:
     from mappa_train.checkpoint import RunFolder
 
-    if place.run is None:
+    if place.run is None or not place.learns:
         return "interrupted"
     latest = RunFolder(place.run).latest()
     if latest is None:
@@ -106,9 +119,8 @@ def _interrupted(place: _Place) -> str:
     return f"interrupted; the last checkpoint is {folder}. Continue with: {command}"
 
 
-def _dispatch(arguments: list[str], place: _Place) -> int:
-    from mappa_train.checkpoint import find_run
-
+def _parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
+    """The command and its options. Raises `ConfigError`."""
     if bad := [argument for argument in arguments if "\0" in argument]:
         raise ConfigError(f"{bad[0]!r}: must not hold a NUL character")
     command = "train"
@@ -124,12 +136,24 @@ def _dispatch(arguments: list[str], place: _Place) -> int:
         hint = did_you_mean(rest[0].split("=")[0], known)
         what = "unknown flag" if rest[0].startswith("-") else "unexpected argument"
         raise ConfigError(f"{what} {rest[0]}{hint}; see: {parser.prog} --help")
+    return command, options
+
+
+def _dispatch(arguments: list[str], place: _Place) -> int:
+    from mappa_train.checkpoint import find_run
+
+    command, options = _parse(arguments)
     if command == "train":
         return _train(options, place)
-    if command == "sft":
-        return _sft(options, place)
     if command == "resume":
         return _resume(options, place)
+    if num_launched() > 1:
+        raise ConfigError(
+            f"{command}: {num_launched()} processes were launched, and all would do the same work and write "
+            f"the same files; start it without torchrun: python -m mappa_train {command} …"
+        )
+    if command == "sft":
+        return _sft(options, place)
     if command == "eval":
         return _eval(options, place)
     if command == "view":
@@ -201,22 +225,31 @@ def _train(options: argparse.Namespace, place: _Place) -> int:
     if options.dry_run:
         from mappa_train.plan import print_plan
 
-        print_plan(config)
+        if place.is_first:
+            print_plan(config)
         return 0
     _check_packages()
-    from mappa_train.checkpoint import RunFolder, planned_path
+    from mappa_train.checkpoint import planned_path
 
     if config.learners_per_agent > num_launched():
         place.run = planned_path(config)
         return launch(config.learners_per_agent, [*place.arguments, "--out", str(place.run)])
-    from mappa_train.begin import begin_run
-
-    ranks = place.join()
-    run = begin_run(config, _say) if ranks.is_first else None
-    path = ranks.share(lambda: run and run.path)
-    run = run or RunFolder.open(path)
+    run, ranks = _begin(config, place)
     place.run = run.path
     return _run(config, run, ranks, resume=False)
+
+
+def _begin(config: Config, place: _Place) -> tuple[RunFolder, Ranks]:
+    """The new run folder, which the first of several processes makes for all."""
+    from mappa_train.begin import begin_run
+    from mappa_train.checkpoint import RunFolder
+
+    if num_launched() == 1:  # before torch is imported: a mistake is answered at once
+        return begin_run(config, _say), place.join()
+    ranks = place.join()
+    run = begin_run(config, _say) if ranks.is_first else None
+    path = ranks.share(lambda: run.path if run else Path())
+    return run or RunFolder.open(path), ranks
 
 
 def _sft(options: argparse.Namespace, place: _Place) -> int:
@@ -286,7 +319,7 @@ def _resume(options: argparse.Namespace, place: _Place) -> int:
     return _run(config, run, ranks, resume=True)
 
 
-def _run(config: Config, run: Any, ranks: Any, *, resume: bool) -> int:
+def _run(config: Config, run: RunFolder, ranks: Ranks, *, resume: bool) -> int:
     from rich.console import Console
 
     from mappa_train.progress import SilentProgress, make_progress
@@ -333,7 +366,7 @@ def _eval(options: argparse.Namespace, place: _Place) -> int:
     checkpoint = run.load(step)
     console = Console(highlight=False)
     log_to(run.log_path, console)
-    place.run = run.path
+    place.run, place.learns = run.path, False
     progress = PlainProgress(console)
     result = evaluate(
         config, checkpoint.folder, split=options.split, episodes=options.episodes, progress=progress
@@ -343,7 +376,7 @@ def _eval(options: argparse.Namespace, place: _Place) -> int:
     return 0
 
 
-def _write_evaluation(run: Any, step: int, options: argparse.Namespace, table: Any) -> None:
+def _write_evaluation(run: RunFolder, step: int, options: argparse.Namespace, table: Any) -> None:
     """Keep the figures in the run folder (and in `--json`), and show them on the run's page."""
     from mappa_train.files import write_atomically
     from mappa_train.report import write_report

@@ -26,6 +26,7 @@ from mappa_envs.types import Message, StopReason, Turn
 from mappa_train.arguments import add_step
 from mappa_train.checkpoint import RunFolder
 from mappa_train.files import atomic_file, disk_errors, write_atomically
+from mappa_train.keeping import pick_step
 from mappa_train.report import all_episodes
 
 Format = Literal["sft", "dpo"]
@@ -305,9 +306,11 @@ def run_command(run: Path, options: argparse.Namespace) -> int:
     """Export, and say what was written."""
     _check_idle(options)
     if options.format == "hf":
-        from mappa_train import export_hf
+        folder = RunFolder.open(run)
+        step = pick_step(folder, options.step)
+        from mappa_train import export_hf  # with torch, which takes seconds
 
-        return export_hf.run_command(RunFolder.open(run), options)
+        return export_hf.run_command(folder, step, options)
     split = options.split or "train"
     done = export(run, options.format, out=options.out, min_score=options.min_score, split=split)
     for agent, count in done.rows.items():

@@ -26,7 +26,6 @@ from mappa_train.checkpoint import Checkpoint, RunFolder
 from mappa_train.config import Config
 from mappa_train.engine.vllm_setup import served_rank
 from mappa_train.files import disk_errors, sync_folder
-from mappa_train.keeping import pick_step
 from mappa_train.manifest import remove
 from mappa_train.model import EMBEDDED, EMBEDDED_HUB_ID, LoadedModel, load_pretrained
 from mappa_train.model_card import model_card
@@ -179,11 +178,11 @@ def _write_card(source: _Source, agent: str, folder: Path) -> None:
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def run_command(run: RunFolder, options: argparse.Namespace) -> int:
+def run_command(run: RunFolder, step: int | None, options: argparse.Namespace) -> int:
     """Export, and say what was written and how to serve it."""
     folders = export_weights(
         run,
-        step=pick_step(run, options.step),
+        step=step,
         out=options.out,
         merged=options.merged,
         dtype=options.dtype or "float32",

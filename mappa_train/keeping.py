@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from mappa_envs.errors import ConfigError
-from mappa_train.checkpoint import RunFolder
+from mappa_train.checkpoint import RunFolder, show_steps
+from mappa_train.config import did_you_mean
 
 BEST_BY = "eval/outcome"
 BEST_LINK = "best"
@@ -38,20 +39,36 @@ def tidy(run: RunFolder, keep: int) -> None:
             run.remove_checkpoint(step)
 
 
-def pick_step(run: RunFolder, step: int | Literal["best"] | None) -> int | None:
-    """The step of the checkpoint that a command line names. None stands for the newest.
+def pick_step(run: RunFolder, text: str | None) -> int | None:
+    """The step of the checkpoint that `--step` names: a number or `best`. None stands for the newest.
 
     Raises `ConfigError` if there is no such checkpoint.
     """
+    if text is None:
+        return None
     steps = run.steps()
-    if step == "best":
+    if text == BEST_LINK:
         best = best_step(run.read_metrics(), steps)
         if best is None:
-            raise ConfigError("--step best: no checkpoint was measured on val tasks; train with --eval-every")
+            raise ConfigError(
+                "--step best: no checkpoint was measured on val tasks; train with --eval-every, or give the "
+                f"number of a step; {_there_are(steps)}"
+            )
         return best
-    if step is not None and step not in steps:
-        raise ConfigError(f"--step {step}: no such checkpoint; there are {steps}")
+    try:
+        step = int(text)
+    except ValueError:
+        raise ConfigError(
+            f"--step {text}: must be the number of a step with a checkpoint, or `best`, or left out for the "
+            f"newest{did_you_mean(text, [BEST_LINK])}; {_there_are(steps)}"
+        ) from None
+    if step not in steps:
+        raise ConfigError(f"--step {step}: no such checkpoint; {_there_are(steps)}")
     return step
+
+
+def _there_are(steps: Sequence[int]) -> str:
+    return f"there are those of step {show_steps(steps)}" if steps else "there is none yet"
 
 
 def _link(run: RunFolder, step: int) -> None:

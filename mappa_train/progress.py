@@ -151,6 +151,8 @@ class LiveProgress(PlainProgress):
         self._phase = ("starting", 0, 0)
         self._first: Line = {}
         self._now: Line = {}
+        self._measured: tuple[Line, Line] | None = None
+        """The first step that was measured on val tasks, and the last."""
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def start(self, total_steps: int, agents: Sequence[str], first_step: int = 1) -> None:
@@ -164,6 +166,8 @@ class LiveProgress(PlainProgress):
         self.done = int(metrics["step"])
         self._first = self._first or metrics
         self._now = metrics
+        if metrics.get("eval/outcome") is not None:
+            self._measured = (self._measured[0] if self._measured else metrics, metrics)
         self._phase = ("rollout", 0, 0)
 
     def stop(self) -> None:
@@ -181,6 +185,12 @@ class LiveProgress(PlainProgress):
         table = Table("", "first step", "last step", box=None, pad_edge=False)
         for title, key, show in rows:
             table.add_row(Text(title), show(self._first.get(key)), show(self._now.get(key)))
+        if self._measured is not None:
+            first, last = self._measured
+            where = f"val (step {first['step']}, {last['step']})"
+            table.add_row(f"outcome on {where}", number(first["eval/outcome"]), number(last["eval/outcome"]))
+            before, now = first.get("eval/success_rate"), last.get("eval/success_rate")
+            table.add_row(f"success on {where}", percent(before), percent(now))
         return Group(head, bar, table)
 
 

@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +141,32 @@ def test_what_cannot_heal_is_asked_once_and_shows_no_key(
     assert KEY not in str(caught.value)
     assert caught.value.__cause__ is None
     assert KEY not in caplog.text
+
+
+def test_cancelled_calls_leave_nothing_on_the_screen(server: CoachServer) -> None:
+    """Also those that are cancelled while litellm still prepares them."""
+    script = f"""
+import asyncio
+from mappa_envs.coach import make_coach
+from mappa_envs.coach.llm.client import load_litellm
+
+load_litellm()
+coach = make_coach("llm:openai/some-model", base_url="{server.url}")
+
+async def impatient():
+    try:
+        async with asyncio.timeout(0.01):
+            await coach.check()
+    except TimeoutError:
+        return True
+
+async def all_of_them():
+    return await asyncio.gather(*[impatient() for _ in range(5)])
+
+print(asyncio.run(all_of_them()))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == (str([True] * 5), "")
 
 
 def test_a_slow_answer_meets_the_dead_line(server: CoachServer) -> None:

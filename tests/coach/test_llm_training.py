@@ -110,8 +110,9 @@ def test_a_run_counts_tokens_and_dollars_by_agent(server: CoachServer, folder: P
     assert line["coach/cost_usd"] == pytest.approx(1320e-6)
     assert line["coach/cost_usd/modeler_0"] == pytest.approx(440e-6)
     assert (line["unscored"], line["coach/cached"], line["stop/budget"]) == (0, 0, 0)
-    # One to try the coach out, one an action.
+    # One to try the coach out, one an action; all are paid for.
     assert len(server.asked) == 1 + 2 * 12
+    assert json.loads((Path("run") / SPENT).read_text())["cost_usd"] == pytest.approx(25 * 110e-6)
     for name in ("config.toml", "episodes.jsonl", "run.log"):
         assert "very-secret" not in (Path("run") / name).read_text()
 
@@ -168,7 +169,7 @@ def test_a_spent_budget_ends_the_run_well(
     first, second = lines()
     assert (first["stop/budget"], first["unscored"]) == (0, 0)
     assert second["stop/budget"] > 0
-    assert second["unscored"] == 24 - 17
+    assert second["unscored"] == 24 - 16  # one call was to try the coach out
     assert RunFolder(Path("run")).latest() == 2
     reasons = {turn.unscored_reason for episode in episodes() for turn in episode.turns}
     assert reasons == {None, BUDGET_SPENT}

@@ -126,3 +126,19 @@ def test_a_slow_call_does_not_hold_up_an_interrupted_process() -> None:
             assert run.returncode != 0
         finally:
             run.kill()
+
+
+def test_the_loop_ends_with_the_process_and_cancels_what_is_under_way() -> None:
+    shared, seen = blocking._LoopThread(), []
+
+    async def endless() -> None:
+        try:
+            seen.append("began")
+            await asyncio.sleep(1000)
+        finally:
+            seen.append("cancelled")
+
+    asyncio.run_coroutine_threadsafe(endless(), shared.loop)
+    shared._close()
+    assert (seen, shared.thread.is_alive()) == (["began", "cancelled"], False)
+    shared._close()

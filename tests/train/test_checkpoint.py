@@ -48,7 +48,7 @@ def test_steps_are_sorted_and_unfinished_ones_do_not_count(tmp_path: Path) -> No
         save(run, step)
     (run.checkpoints_path / "step-000011").mkdir()
     assert run.steps() == [9, 10, 1_000_000]
-    with pytest.raises(ConfigError, match="no checkpoint of step 4; there are 9, 10"):
+    with pytest.raises(ConfigError, match="no checkpoint of step 4; there are those of step 9, 10"):
         run.load(4)
 
 

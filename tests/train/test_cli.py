@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import re
 import subprocess
 import sys
 import types
@@ -69,6 +70,8 @@ def set_trainer(monkeypatch: pytest.MonkeyPatch, train: Callable[..., None]) -> 
         ("resume", "required: RUN"),
         ("eval x --episodes 0", "whole number from 1"),
         ("eval x --split tset", "did you mean test?"),
+        ("sft --data none/at/all", "there is no such file or folder"),
+        ("--engine transformers --action-timeout-s 5 --tasks none", "--action-timeout-s 5: with --engine tr"),
         ("eval x --json none/at/all.json", "folder that exists"),
         ("view a b", "unexpected argument b"),
         ("doctor --fix", "unknown flag --fix"),
@@ -88,18 +91,52 @@ def test_bad_input_is_one_message_with_a_hint(
 
 def test_help_and_mistakes_are_answered_at_once() -> None:
     """Nothing heavy is imported for them."""
-    for arguments, code in ((["--help"], 0), (["--setps", "3"], 2)):
+    for arguments, code in ((["--help"], 0), (["--init", "nope"], 2)):
         done = subprocess.run(
             [sys.executable, "-X", "importtime", "-m", "mappa_train", *arguments],
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == code
+        assert done.returncode == code, done.stderr[-500:]
         imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if "|" in line}
         assert "mappa_train.cli" in imported
         assert not imported & {"torch", "transformers", "litellm", "pandas"}
         assert "Traceback" not in done.stderr
+
+
+def test_what_comes_before_a_run_loads_no_torch() -> None:
+    """Commands and settings, and all that a dry run looks at."""
+    modules = (
+        *("arguments", "begin", "checkpoint", "cli", "coach_fit", "coaching", "config", "engine.choice"),
+        *("export", "gpu", "keeping", "launch", "memory", "model", "plan", "report.server", "served"),
+        *("settings", "start"),
+    )
+    lines = "; ".join(f"import mappa_train.{name}" for name in modules)
+    probe = (
+        f"{lines}; import sys; print([m for m in ('torch', 'transformers', 'litellm') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["sft", "eval", "export", "view", "coach", "doctor"])
+def test_what_is_for_one_process_refuses_several(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {
+        "sft": [],
+        "doctor": [],
+        "export": ["run", "--format", "hf"],
+        "coach": ["fit", "run", "--out", "x"],
+    }
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert cli.main([command, *given.get(command, ["run"])]) == 2
+    err = capsys.readouterr().err
+    assert err.count(f"error: {command}: 2 processes were launched") == 1
+    assert "without torchrun" in err
 
 
 def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,7 +287,7 @@ def test_resuming_checks_what_is_there(
     assert cli.main(["resume", "runs/abc"]) == 0
     assert "python -m mappa_train resume runs/abc --steps 4" in capsys.readouterr().out
     assert cli.main(["eval", "abc", "--step", "9"]) == 2
-    assert "there are [2]" in capsys.readouterr().err
+    assert "there are those of step 2\n" in capsys.readouterr().err
 
 
 def test_a_finished_run_is_given_more_steps(
@@ -375,6 +412,21 @@ def test_a_sign_of_life_names_the_step_where_there_is_one(monkeypatch: pytest.Mo
     plain.step({"step": 1, "eval/outcome": 0.256})
     assert "step 1/2: eval 1/4 episodes" in shown.getvalue()
     assert "val outcome 0.26" in shown.getvalue()
+
+
+def test_the_live_table_has_the_newest_measurement_on_val_tasks() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    live = progress.LiveProgress(console)
+    live.step(make_line(1))
+    console.print(live._render())
+    assert "val" not in console.file.getvalue()  # type: ignore[attr-defined]
+    for step, outcome in ((2, 0.25), (4, 0.5)):
+        live.step(make_line(step) | {"eval/outcome": outcome, "eval/success_rate": 2 * outcome})
+        live.step(make_line(step + 1))
+    console.print(live._render())
+    words = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(r"outcome on val \(step 2, 4\) +0\.25 +0\.50", words)
+    assert re.search(r"success on val \(step 2, 4\) +50 % +100 %", words)
 
 
 def test_doctor_finds_nothing_or_exits_1(

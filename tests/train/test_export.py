@@ -178,6 +178,18 @@ def test_a_damaged_line_is_named_and_a_half_written_one_left_out(tmp_path: Path)
         export(run.path, "sft")
 
 
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+@pytest.mark.parametrize("number", ["Infinity", "NaN", "1e999"])
+def test_a_score_that_is_no_number_is_damage_with_its_place(tmp_path: Path, number: str, kind: str) -> None:
+    run = write_run(tmp_path / "run", [act("a", 9.0), act("b", 3.0)])
+    text = run.episodes_path.read_text()
+    assert text.count('"final_score":3.0') == 1
+    run.episodes_path.write_text(text.replace('"final_score":3.0', f'"final_score":{number}'))
+    where = r"episodes\.jsonl, line 2: no episode: turns\.0\.final_score: .*finite number"
+    with pytest.raises(DataError, match=where):
+        export(run.path, kind)
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -59,9 +59,16 @@ def test_without_measurements_nothing_is_best(tmp_path: Path) -> None:
 
 def test_a_step_is_picked_by_number_or_as_the_best(tmp_path: Path) -> None:
     run = measured(tmp_path / "run", [0.1, 0.9, 0.3])
-    assert (pick_step(run, None), pick_step(run, 3), pick_step(run, "best")) == (None, 3, 2)
-    with pytest.raises(ConfigError, match=r"--step 7: no such checkpoint; there are \[1, 2, 3\]"):
-        pick_step(run, 7)
+    assert (pick_step(run, None), pick_step(run, "3"), pick_step(run, "best")) == (None, 3, 2)
+    with pytest.raises(ConfigError, match=r"--step 7: no such checkpoint; there are those of step 1, 2, 3$"):
+        pick_step(run, "7")
+    with pytest.raises(
+        ConfigError, match=r"--step bestt: must be .*did you mean best\?\); there are those of step 1, 2, 3$"
+    ):
+        pick_step(run, "bestt")
+    empty = measured(tmp_path / "empty", [])
+    with pytest.raises(ConfigError, match="there is none yet"):
+        pick_step(empty, "1")
 
 
 def test_a_checkpoint_that_is_deleted_by_half_is_none(

@@ -136,6 +136,18 @@ def test_cached_files_do_not_count_against_a_control_group(tmp_path: Path) -> No
         memory.room_in_group(tmp_path)
 
 
+def test_a_control_group_of_version_1_has_a_limit_too(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"memory\.limit_in_bytes"):
+        memory.room_in_group(tmp_path)
+    group = tmp_path / "memory"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text("1000\n")
+    (group / "memory.usage_in_bytes").write_text("900\n")
+    own, whole = "inactive_file 1\nactive_file 1\n", "total_inactive_file 400\ntotal_active_file 200\n"
+    (group / "memory.stat").write_text(own + whole)
+    assert memory.room_in_group(tmp_path) == Room(total=1000.0, free=700.0)
+
+
 def test_an_allocation_that_fails_names_the_knobs() -> None:
     with (
         pytest.raises(UnavailableError, match=r"out of memory.*--token-budget"),

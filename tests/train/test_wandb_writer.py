@@ -23,6 +23,7 @@ def test_a_missing_package_is_said_before_anything_begins(monkeypatch: pytest.Mo
         check_wandb(resolve({"wandb": "team"}))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_under_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

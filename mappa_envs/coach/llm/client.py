@@ -213,6 +213,9 @@ def load_litellm() -> Any:
     os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
     # Of no use to anybody but its authors.
     warnings.filterwarnings("ignore", message=r"Items? .* on TypedDict class")
+    # A call that is cancelled (by its dead-line) while a thread of litellm's still prepares the request: what
+    # that thread has made is dropped, as it should be.
+    warnings.filterwarnings("ignore", message=r"coroutine '[\w.]*completion' was never awaited")
     import litellm
 
     litellm.suppress_debug_info = True
