@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from mappa_train.config import Config
+from mappa_train.engine.vllm_setup import engine_settings
 from mappa_train.learner import Learner
 from mappa_train.model import load_pretrained
-from mappa_train.policies import Policies
+from mappa_train.policies import Policies, load_model, pick_device
 from mappa_train.rollout import plans_of
 from mappa_train.team import open_team, play
 from mappa_train.trainer import credit_samples
@@ -56,7 +57,7 @@ def run_steps(config: Config, num_steps: int, *, learns: bool) -> Steps:
     syncs, plays, totals, num_tokens = 0.0, 0.0, 0.0, 0
     with closing(open_team(config)) as team:
         learner = Learner(team.policies, config)
-        team.engine.sync(learner.version)
+        team.playing_engine().sync(learner.version)
         play(
             plans_of(1, config, team.env)[:WARM_EPISODES],
             config,
@@ -66,7 +67,7 @@ def run_steps(config: Config, num_steps: int, *, learns: bool) -> Steps:
         )
         for step in range(2, num_steps + 2):
             start = time.perf_counter()
-            team.engine.sync(learner.version)
+            team.playing_engine().sync(learner.version)
             syncs += time.perf_counter() - start
             plans = plans_of(step, config, team.env)
             rollouts, times = play(plans, config, team, step=step, policy_version=learner.version)
@@ -90,18 +91,21 @@ def run_steps(config: Config, num_steps: int, *, learns: bool) -> Steps:
 
 
 def raw_tokens_per_s(config: Config, rollouts: Sequence[EpisodeRollout]) -> float:
-    """Of vLLM itself on the prompts of these rollouts, with the model that the policies began from."""
+    """Of vLLM itself on the prompts of these rollouts, with the model that the policies began from.
+
+    It gets our engines' settings, so that only what a rollout adds is between the two.
+    """
     from mappa_train.tokens import ChatTokenizer
 
     folder = load_pretrained(config.model).folder
     tokenizer = ChatTokenizer(folder)
+    device, on_gpu = pick_device(), torch.cuda.is_available()
+    model = load_model(folder, torch.bfloat16 if on_gpu else torch.float32, device)
     by_agent: dict[str, list[list[int]]] = {}
     for action in _actions(rollouts):
         by_agent.setdefault(action.agent, []).append(action.prompt_ids.tolist())
     job = {
-        "model": str(folder),
-        "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
-        "context_tokens": tokenizer.context_tokens,
+        "settings": engine_settings(folder, model, context_tokens=tokenizer.context_tokens),
         "stop_ids": list(tokenizer.stop_ids),
         "temperature": config.temperature,
         "max_new_tokens": config.max_new_tokens,

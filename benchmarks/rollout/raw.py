@@ -20,16 +20,7 @@ def main(path: str) -> None:
     from vllm import LLM, SamplingParams, TokensPrompt
 
     job = json.loads(Path(path).read_text())
-    model = LLM(
-        model=job["model"],
-        dtype=job["dtype"],
-        max_model_len=job["context_tokens"],
-        generation_config="vllm",
-        enforce_eager=True,
-        kv_cache_memory_bytes=2 << 30,
-        max_num_seqs=len(max(job["prompts"], key=len)),
-        disable_log_stats=True,
-    )
+    model = LLM(**job["settings"])
     params = SamplingParams(
         temperature=job["temperature"],
         max_tokens=job["max_new_tokens"],
