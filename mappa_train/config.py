@@ -24,7 +24,11 @@ class Config:
     """Everything a run depends on. Counts are per step unless the name says otherwise."""
 
     env: str = option("dsbench-v0", "Environment id: dsbench-v0 or mathchat-v0.")
-    tasks: str = option("embedded", "`embedded` or a folder of tasks in the layout of DSBench.")
+    tasks: str = option(
+        "embedded",
+        "`embedded`, or for dsbench-v0 a folder in the layout of DSBench (`dsbench`: the download), for mathchat-v0 a JSON file or the "
+        "name of a data set (aime, amc, math500, gsm8k).",
+    )
     split: Literal["train", "val", "test"] = option(
         "train", "Tasks to train on. val and test are for evaluation: train on them to try things only."
     )
@@ -35,7 +39,7 @@ class Config:
     policy: Literal["lora", "full"] = option(
         "lora",
         "lora: one adapter an agent on one shared base. full: own weights for each agent, "
-        "at agents × 16 bytes a parameter.",
+        "at 12 bytes a parameter for each agent, and 10 once.",
     )
     lora_rank: int = option(16, "Rank of each agent's adapter; more learns more and costs more.", low=1)
     lora_alpha: int = option(32, "Scale of the adapter: its update is multiplied by alpha / rank.", low=1)
@@ -193,7 +197,9 @@ class Config:
         "artifacts: valid required files also hand over. message: only a message without code does.",
     )
     ground_truth: Literal["final", "off"] = option(
-        "final", "Whether the coach sees a metric report on the final action."
+        "final",
+        "Whether the coach sees a metric report on the final action. On mathchat-v0 an LLM coach does not, "
+        "unless told so here.",
     )
     scoring: Literal["inline", "deferred", "hindsight"] = option(
         "deferred",
@@ -203,7 +209,8 @@ class Config:
     )
     exploring_starts: float = option(
         0.5,
-        "Share of training episodes that begin at a later role, each in turn, on the expert's artifacts.",
+        "Share of training episodes that begin at a later role, each in turn, on the expert's artifacts. "
+        "Always 0 on mathchat-v0, which has none.",
         low=0,
         high=1,
     )
@@ -244,7 +251,7 @@ class Config:
     num_rollout_workers: int = option(
         0,
         "Processes of Ray that play episodes, each with an engine and sandboxes of its own: one for each GPU "
-        "or node that the learner leaves free. 0 = in this process, without Ray.",
+        "or node that the learner leaves free. 0 = in the learners' processes, without Ray.",
         low=0,
     )
     ray_address: str = option(
@@ -273,7 +280,11 @@ class Config:
         "not fit otherwise.",
     )
     seed: int = option(0, "Seeds tasks, starts and sampling.", low=0, high=2**31 - 1)
-    out: str = option("", "Run folder; default runs/<env>-<date>-<seed>. It must not exist, or be empty.")
+    out: str = option(
+        "",
+        "Run folder; default runs/<env>-<date>-<seed>. It must not exist, be empty, or hold a start that came "
+        "to nothing.",
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -137,7 +137,12 @@ def _check_evaluation(config: Config) -> None:
 
 
 def _check_learning(config: Config) -> None:
-    """Settings of the learner that would do nothing beside others."""
+    """Settings of the learner that would do nothing beside others, or cannot go with them."""
+    if config.env == "mathchat-v0" and config.exploring_starts:
+        raise ConfigError(
+            f"--exploring-starts {config.exploring_starts:g}: mathchat-v0 has no files to begin in the "
+            "middle with; leave it out"
+        )
     if config.actions_per_update and config.minibatches > 1:
         raise ConfigError(
             f"--actions-per-update {config.actions_per_update}: decides for --minibatches; leave one out"

@@ -139,8 +139,11 @@ def test_an_environment_has_defaults_of_its_own(tmp_path: Path) -> None:
     assert resolve({"env": "mappa/mathchat-v0", "ground_truth": "off"}).ground_truth == "off"
     assert (resolve({}).exploring_starts, resolve({}).ground_truth) == (0.5, "final")
     file = tmp_path / "settings.toml"
-    file.write_text('env = "mathchat-v0"\nexploring_starts = 0.25\n')
-    assert resolve({}, file=file).exploring_starts == 0.25
+    file.write_text('env = "mathchat-v0"\nground_truth = "off"\n')
+    assert resolve({}, file=file).ground_truth == "off"
+    assert resolve({"env": "mathchat-v0"}, preset="cpu").exploring_starts == 0.0
+    with pytest.raises(ConfigError, match=r"--exploring-starts 0\.25: mathchat-v0"):
+        resolve({"env": "mathchat-v0", "exploring_starts": 0.25})
 
 
 def test_hindsight_implies_per_action_returns(tmp_path: Path) -> None:
