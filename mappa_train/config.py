@@ -26,8 +26,8 @@ class Config:
     env: str = option("dsbench-v0", "Environment id: dsbench-v0 or mathchat-v0.")
     tasks: str = option(
         "embedded",
-        "`embedded`, or for dsbench-v0 a folder in the layout of DSBench (`dsbench`: the download), for mathchat-v0 a JSON file or the "
-        "name of a data set (aime, amc, math500, gsm8k).",
+        "`embedded`; for dsbench-v0 a folder in the layout of DSBench, or `dsbench` for the one that "
+        "$DSBENCH_ROOT names; for mathchat-v0 a JSON file, or aime, amc, math500 or gsm8k.",
     )
     split: Literal["train", "val", "test"] = option(
         "train", "Tasks to train on. val and test are for evaluation: train on them to try things only."
@@ -282,8 +282,8 @@ class Config:
     seed: int = option(0, "Seeds tasks, starts and sampling.", low=0, high=2**31 - 1)
     out: str = option(
         "",
-        "Run folder; default runs/<env>-<date>-<seed>. It must not exist, be empty, or hold a start that came "
-        "to nothing.",
+        "Run folder; default runs/<env>-<date>-<seed>. It must not exist, be empty, or hold a start that "
+        "came to nothing.",
     )
 
 
