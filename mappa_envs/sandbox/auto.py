@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from mappa_envs.errors import SandboxUnavailable
+from mappa_envs.errors import SandboxError, SandboxUnavailable
 from mappa_envs.sandbox import open_sandbox
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 from mappa_envs.sandbox.engine import check_limits
@@ -36,6 +36,7 @@ class AutoSandbox(Sandbox):
         self._sandbox: Sandbox | None = None
         self._lock = threading.Lock()
         self._choosing: Future[SandboxUnavailable | None] | None = None
+        self._closings = 0
 
     async def open(self, files: Mapping[str, Path | bytes] | None = None) -> Workspace:
         # Many open their first workspace at the same time, in loops of their own: one chooses for all.
@@ -63,11 +64,12 @@ class AutoSandbox(Sandbox):
             error = caught
             raise
         finally:
-            self._choosing = None
+            with self._lock:
+                self._choosing = None
             told.set_result(error)
 
     async def _choose(self, files: Mapping[str, Path | bytes] | None) -> Workspace:
-        reasons = []
+        reasons, closings = [], self._closings
         for kind in ORDER:
             try:
                 sandbox = open_sandbox(kind, self.limits, self._packages, shared=self._shared)
@@ -83,12 +85,19 @@ class AutoSandbox(Sandbox):
             except BaseException:
                 await sandbox.close()
                 raise
-            self._sandbox, self.chosen = sandbox, kind
+            with self._lock:
+                if closings == self._closings:
+                    self._sandbox, self.chosen = sandbox, kind
+            if self._sandbox is None:  # nobody else would close it
+                await sandbox.close()
+                raise SandboxError("the sandbox was closed while its first workspace was being opened")
             if reasons:
                 _log.warning("using %s, as there is no other sandbox (%s)", kind, "; ".join(reasons))
             return workspace
         raise SandboxUnavailable("no sandbox works here.\n  " + "\n  ".join(reasons))
 
     async def close(self) -> None:
+        with self._lock:
+            self._closings += 1
         if self._sandbox is not None:
             await self._sandbox.close()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mappa_envs.coach import CoachRequest, EpisodeRequest, RubricCoach
+from mappa_envs.coach.rubric.loads import doomed
 from mappa_envs.dsbench.inspector import CONSTANT
 from mappa_envs.types import (
     Artifact,
@@ -177,11 +178,21 @@ def test_being_stopped_hides_no_call_that_could_never_work() -> None:
     past = (turn(0, "data_engineer_0", 9.0), turn(1, "modeler_0", 2.5, tool=RAISED))
     sound = judge(ANALYST, past, THREE, tool=NO_FILE)
     assert (sound.score, sound.blame) == (4.4, {"modeler_0": 1})
-    for slip in ("pd.read_pickle('test.csv')", "pd.read_csv('model.pkl')", "pd.to_csv('submission.csv')"):
+    for slip in ("pd.read_csv('model.pkl')", "pd.to_csv('submission.csv')"):
         code = f"import pandas as pd\n{CODE['analyst_0']}\n{slip}"
         stopped = judge(ANALYST, past, THREE, tool=NO_FILE, action=message(code))
         assert (stopped.score, stopped.blame) == (3.5, {"analyst_0": 0.4, "modeler_0": 0.6})
         assert slip.split("(")[0].removeprefix("pd.") in stopped.reason
+    for fine in ("try:\n    pd.read_csv('model.pkl')\nexcept Exception:\n    pass", "pd.read_csv('own.pkl')"):
+        code = f"import pandas as pd\n{CODE['analyst_0']}\n{fine}"
+        assert judge(ANALYST, past, THREE, tool=NO_FILE, action=message(code)).score == 4.4
+
+
+def test_a_table_of_the_task_is_no_pickle() -> None:
+    (found,) = doomed(("import pandas as pd\npd.read_pickle('test.csv')",), {"test.csv", "model.pkl"})
+    assert found.words == "the code reads test.csv with read_pickle"
+    assert not doomed(("pd.read_pickle('test.csv')",), {"model.pkl"})
+    assert not doomed(("this is no Python (",), {"test.csv"})
 
 
 def test_a_stopped_role_never_exceeds_one_that_succeeded() -> None:

@@ -155,6 +155,19 @@ def test_auto_goes_on_if_whoever_chooses_is_cancelled(slow_auto: auto.AutoSandbo
     assert (given_up.closed, taken.closed, len(taken.workspaces)) == (True, False, 1)
 
 
+def test_what_is_chosen_while_auto_is_closed_is_closed_as_well(slow_auto: auto.AutoSandbox) -> None:
+    async def scenario() -> None:
+        opening = asyncio.create_task(slow_auto.open())
+        await asyncio.sleep(0.005)
+        await slow_auto.close()
+        with pytest.raises(SandboxError, match="closed"):
+            await opening
+        await slow_auto.open()  # as after any other close
+
+    asyncio.run(scenario())
+    assert [sandbox.closed for sandbox in SlowSandbox.started] == [True, False]
+
+
 def test_where_no_sandbox_works_all_who_wait_are_told(
     slow_auto: auto.AutoSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,6 @@ SMALL_LOSS, LARGE_LOSS = 0.1, 0.25
 """Of the signal: enough to be blamed for a poor outcome that nothing explains, for a disappointing one."""
 CELLS = frozenset({"not_a_label", "not_numeric", "not_finite", "not_probability", "blank_prediction"})
 """The grader's codes for what stands in a cell, which may be what the model said."""
-LOOKUPS = frozenset({"KeyError", "IndexError"})
 DATA_ERRORS = frozenset({"ValueError", "TypeError", "KeyError", "IndexError", "LinAlgError"})
 
 
@@ -99,10 +98,11 @@ def _own_part(request: CoachRequest, e: Evidence) -> float:
     """The share of a blocked agent whose code would not have done its job anyway."""
     asks_for_another = e.failure == "FileNotFoundError" and all(a.status != "missing" for a in e.faulty)
     # What is missing raises FileNotFoundError; whoever trips over a key did so before, or elsewhere.
-    trips_elsewhere = e.failure in LOOKUPS and all(a.status == "missing" for a in e.faulty)
+    trips_elsewhere = e.failure == "KeyError" and all(a.status == "missing" for a in e.faulty)
     if e.failure in OWN_BUGS or asks_for_another or trips_elsewhere:
         return 0.5
-    graver = any(one.severity >= SERIOUS for one in intended(request.turn, request.task))
+    intents = intended(request.turn, request.team, request.task)
+    graver = any(one.severity >= SERIOUS for one in intents)
     return 0.4 if e.named < 1 or graver else 0.0
 
 

@@ -107,7 +107,8 @@ def _with_files(request: CoachRequest, e: Evidence, blame: Mapping[str, float]) 
         innocent = request.role.name not in blame
         least = INNOCENT if innocent else 4.0 if e.ok else 3.5
         points = max(points, least - (0.0 if e.closed else 0.5))
-        notes += [one.words for one in intended(request.turn, request.task) if one.severity >= SERIOUS]
+        intents = intended(request.turn, request.team, request.task)
+        notes += [one.words for one in intents if one.severity >= SERIOUS]
     if e.blocked or e.excused:
         owed = _list(a.problem or a.path for a in e.faulty)
         notes.append(f"it needs what upstream did not deliver: {owed}")

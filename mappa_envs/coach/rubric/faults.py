@@ -70,10 +70,11 @@ def _read(turn: Turn, task: Task, model_kind: str) -> list[Finding]:
     return [one for one in found if one.path in written]
 
 
-def intended(turn: Turn, task: Task) -> tuple[Finding, ...]:
+def intended(turn: Turn, team: Sequence[Role], task: Task) -> tuple[Finding, ...]:
     """The mistakes in the turn's code, whether it came to them or not."""
     blocks = extract_code(turn.action)
-    return (*check(_reading(blocks, facts_of(task)), facts_of(task)), *doomed(blocks))
+    files = {*task.files, *(path for role in team for path in role.required)}
+    return (*check(_reading(blocks, facts_of(task)), facts_of(task)), *doomed(blocks, files))
 
 
 def was_followed(turn: Turn, task: Task) -> bool:
