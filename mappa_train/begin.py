@@ -21,15 +21,16 @@ Say = Callable[[str], None]
 def begin_run(config: Config, say: Say) -> RunFolder:
     """A new run folder, after all that can be checked before.
 
-    Tasks that cannot be used and a coach that does not answer are found before anything is fetched.
+    Tasks that cannot be used and a coach that does not answer are found before anything is fetched. What
+    loads no torch comes first: a mistake is answered at once.
     """
     check_wandb(config)
-    check_engine(config)
     env = make_env(config)
     if config.eval_every:
         make_env(config, "val", coach=None)
-    try_out(env.coach)
     start = find_start(config, env.possible_agents)
+    check_engine(config)
+    try_out(env.coach)
     loaded = model.load_pretrained(config.model, say=say)
     # Each rank does so again before it loads anything; here, so that no folder is left behind.
     check_memory(config, loaded.folder, len(env.possible_agents))

@@ -257,15 +257,16 @@ class Config:
     ray_address: str = option(
         "",
         "Cluster of Ray for the workers: HOST:PORT, or `auto` for the one of this machine. Default: one is "
-        "begun here, and ends with the run.",
+        "begun here, with the GPUs that the learners leave free, and ends with the run.",
     )
     placement: Literal["pack", "spread"] = option(
         "pack", "Rollout workers on as few nodes as possible (pack), or on as many (spread)."
     )
     worker_timeout_s: float = option(
         1800.0,
-        "Seconds after which a rollout worker that gives no answer is replaced and its episodes are run "
-        "again; more for long episodes.",
+        "Seconds that a rollout worker may take for --concurrent-episodes episodes (in proportion for more "
+        "at a time, which is half its share of a step), to join, or to take over weights. After that it is "
+        "replaced, and its episodes are run again; more for long episodes.",
         above=0,
     )
     learners_per_agent: int = option(

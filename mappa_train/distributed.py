@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 PATIENCE = timedelta(hours=1)
 """How long ranks wait for the slowest rollout, and in a collective operation, before they give up."""
+UNHURRIED = timedelta(days=7)
+"""How long they wait for what the first one does for all. If it ends, the launcher ends them."""
 END_S = 30.0
 """How long a rank that failed with another is left to the launcher."""
 GRACE_S = 1.0
@@ -89,18 +91,22 @@ class Ranks:
         shared: T = made[0]
         return shared
 
-    def meet(self, what: str) -> None:
-        """Wait for all ranks. Raises `LostRankError`, which names who is missing, after `patience`."""
+    def meet(self, what: str, patience: timedelta | None = None) -> None:
+        """Wait for all ranks. Raises `LostRankError`, which names who is missing, after `patience`.
+
+        None: that which the ranks have with each other in general.
+        """
         if self.size == 1:
             return
+        patience = patience or self._patience
         try:
-            dist.monitored_barrier(self._group, timeout=self._patience, wait_all_ranks=True)
+            dist.monitored_barrier(self._group, timeout=patience, wait_all_ranks=True)
         except RuntimeError as error:
             missing = _MISSING.search(str(error))
             who = f"rank {missing[1].strip()}" if missing else "another rank"
             raise LostRankError(
                 f"{what}: {who} of 0 to {self.size - 1} did not come within "
-                f"{self._patience.total_seconds():g} s, or is gone; run.log may say why"
+                f"{patience.total_seconds():g} s, or is gone; run.log may say why"
             ) from error
 
     def speaks(self, error: BaseException) -> bool:
@@ -185,9 +191,9 @@ def played_for_all(
 ) -> tuple[list[EpisodeRollout], RolloutTimes, frozenset[int]]:
     """All ranks get what the first one `found`, and the indices of their shares.
 
-    The others, whose `found` is None, wait for it.
+    The others, whose `found` is None, wait for it as long as it takes.
     """
-    ranks.meet("the end of the rollout")
+    ranks.meet("the end of the rollout", UNHURRIED)
     shared = ranks.share(lambda: found)
     assert shared is not None  # the first rank has it
     rollouts, times = shared
@@ -198,11 +204,12 @@ def share_of(plans: Sequence[EpisodePlan], ranks: Ranks, *, by_task: bool) -> li
     """The planned episodes that this rank learns from, and plays where no workers do, in plan order.
 
     Dealt out one by one; `by_task` (for algorithms that compare the episodes of one task, and so need them
-    on one rank) task by task.
+    on one rank) task by task. Those that start alike follow each other, so that each rank gets as many of
+    them: starts take turns in a step, and in its order one of two ranks would get only whole episodes.
     """
-    units: dict[object, int] = {}
-    return [
-        plan
-        for plan in plans
-        if units.setdefault(plan.task_id if by_task else plan.index, len(units)) % ranks.size == ranks.rank
-    ]
+    units: dict[object, list[EpisodePlan]] = {}
+    for plan in plans:
+        units.setdefault(plan.task_id if by_task else plan.index, []).append(plan)
+    dealt = sorted(units.values(), key=lambda unit: [plan.start_role or "" for plan in unit])
+    mine = {plan.index for unit in dealt[ranks.rank :: ranks.size] for plan in unit}
+    return [plan for plan in plans if plan.index in mine]

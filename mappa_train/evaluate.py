@@ -10,6 +10,7 @@ from pathlib import Path
 from mappa_envs.evaluation import EvalResult, EvalTable
 from mappa_envs.pipeline import PipelineEnv
 from mappa_train.config import Config
+from mappa_train.engine.choice import to_play_here
 from mappa_train.progress import Progress
 from mappa_train.rollout import EpisodePlan, plan_step
 from mappa_train.team import load_weights, open_team, play
@@ -19,7 +20,11 @@ from mappa_train.types import EpisodeRollout
 def evaluate(
     config: Config, checkpoint: Path, *, split: str, episodes: int, progress: Progress
 ) -> EvalResult:
-    """Play `episodes` whole episodes with the weights of a checkpoint, the tasks in turn."""
+    """Play `episodes` whole episodes with the weights of a checkpoint, the tasks in turn.
+
+    Raises `UnavailableError` or `ConfigError` if the engine of the settings is not to be had here.
+    """
+    config = to_play_here(config)
     with closing(open_team(config, split=split, coached=False)) as team:
         load_weights(checkpoint, team.policies)
         team.playing_engine().sync(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 _CUDA_DRIVER = "libcuda.so.1"
@@ -11,8 +12,11 @@ _ROCM_DEVICE = Path("/dev/kfd")
 
 
 def has_gpu() -> bool:
-    """What `torch.cuda.is_available()` says. Torch takes seconds to load, so a driver is looked for first."""
-    if "torch" not in sys.modules and not _has_driver():
+    """What `torch.cuda.is_available()` says; False without torch.
+
+    Torch takes seconds to load, so a driver is looked for first.
+    """
+    if find_spec("torch") is None or ("torch" not in sys.modules and not _has_driver()):
         return False
     import torch
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from mappa_envs.errors import ConfigError, UnavailableError
 from mappa_train.config import Config
-from mappa_train.settings import check_learners
+from mappa_train.settings import check_learners, check_vllm_gpus
 
 
 def num_launched() -> int:
@@ -38,6 +38,7 @@ def with_learners(config: Config, wanted: int | None) -> Config:
     shard = config.shard if number > 1 else Config.shard
     config = dataclasses.replace(config, learners_per_agent=number, shard=shard)
     check_learners(config)
+    check_vllm_gpus(config)
     return config
 
 

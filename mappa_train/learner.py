@@ -68,7 +68,7 @@ class Learner:
 
     def __init__(self, policies: Policies, config: Config, ranks: Ranks = ALONE) -> None:
         if ranks.size > 1:
-            policies.distribute(Distributor(config.shard))
+            policies.distribute(Distributor(config.shard, samples=not config.num_rollout_workers))
         self._policies = policies
         self._config = config
         self._ranks = ranks

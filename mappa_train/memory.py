@@ -143,7 +143,7 @@ def memory_plan(
     parts = _weights(config, shape, num_agents, num_optimizers=1 if warm_start else num_agents)
     if config.shard == "fsdp":
         parts = [replace(part, num_bytes=part.num_bytes / config.learners_per_agent) for part in parts]
-        if config.policy == "full" and config.engine != "vllm":
+        if config.policy == "full" and not config.num_rollout_workers:
             parts.append(Part(name="sampler", num_bytes=4.0 * shape.num_parameters * num_agents))
     answers = min(512, config.token_budget // 4)  # a quarter of a micro-batch; logits of 512 at once at most
     parts += [

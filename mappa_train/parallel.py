@@ -26,10 +26,12 @@ class Distributor:
     """Wraps the models of all agents; called once for each agent, in the same order on every rank.
 
     `kind` is "ddp" or "fsdp". With DDP the agent's weights, alone, must be trainable at that moment.
+    `samples`: whether something on these ranks samples from the policies, and so needs all weights of each.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, samples: bool) -> None:
         self.shards = kind == "fsdp"
+        self.samples = samples
         self._sharded: dict[int, nn.Module] = {}
 
     def __call__(self, model: Any) -> nn.Module:

@@ -71,7 +71,8 @@ def plan(config: Config) -> tuple[list[str], str | None]:
     Nothing is fetched or created.
     """
     check_wandb(config)
-    if find_spec("torch") is not None:
+    has_torch = find_spec("torch") is not None
+    if has_torch:
         check_engine(config)
     env = make_env(config)
     kinds = Counter(task.task_type for task in env.tasks)
@@ -82,7 +83,7 @@ def plan(config: Config) -> tuple[list[str], str | None]:
     place = next(item for item in (folder, *folder.absolute().parents) if item.exists())
     kept = find_cached(config.model)
     start = find_start(config, env.possible_agents)
-    engine = engine_line(config, len(env.possible_agents))
+    engine = engine_line(config, len(env.possible_agents)) if has_torch else None
     memory = _memory(config, kept, len(env.possible_agents))
     lines = [
         f"env:      {config.env}",

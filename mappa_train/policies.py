@@ -23,7 +23,7 @@ from mappa_envs.errors import ConfigError, boundary
 from mappa_train.attention import layout_of, use_packed_attention
 from mappa_train.engine.cache import use_grouped_attention
 from mappa_train.packing import Pack
-from mappa_train.sharding import is_sharded, to_save, whole
+from mappa_train.sharding import to_save, whole
 
 if TYPE_CHECKING:
     from mappa_train.parallel import Distributor
@@ -115,7 +115,10 @@ class Policies(Protocol):
         ...
 
     def refresh_sampler(self) -> None:
-        """Tell the sampler of an update. Where weights are sharded, all ranks together; else no effort."""
+        """Tell the sampler of an update. Where weights are sharded, all ranks together; else no effort.
+
+        Nothing at all where `distribute` was told that nothing samples.
+        """
         ...
 
     def parameters(self, agent: str) -> list[nn.Parameter]:
@@ -187,6 +190,7 @@ class LoRAPolicies:
         self._originals: list[tuple[nn.Parameter, Tensor]] = []
         self._frozen = False
         self._distributed: dict[str, nn.Module] = {}
+        self._gathers = False
         self._gathered: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def _save_casts(self) -> None:
@@ -240,10 +244,11 @@ class LoRAPolicies:
             self._model.set_adapter(agent)
             self._distributed[agent] = distributor(self._model)
         self._parameters = self._find_parameters()
+        self._gathers = distributor.shards and distributor.samples
         self.refresh_sampler()
 
     def refresh_sampler(self) -> None:
-        if is_sharded(self._parameters[self.agents[0]]):
+        if self._gathers:
             self._gathered = {
                 agent: [(whole(a), whole(b)) for a, b in self._factors(agent)] for agent in self.agents
             }
@@ -312,7 +317,8 @@ class FullPolicies:
 
     def distribute(self, distributor: Distributor) -> None:
         if distributor.shards:
-            self._samplers = {agent: copy.deepcopy(model) for agent, model in self._models.items()}
+            if distributor.samples:
+                self._samplers = {agent: copy.deepcopy(model) for agent, model in self._models.items()}
             self._reference = {agent: distributor(model) for agent, model in self._reference.items()}
         self._distributed = {agent: distributor(model) for agent, model in self._models.items()}
 

@@ -52,7 +52,7 @@ def _check(config: Config) -> None:
     _check_evaluation(config)
     _check_workers(config)
     check_learners(config)
-    _check_engine(config)
+    check_vllm_gpus(config)
     if config.engine == "transformers":  # what `auto` means depends on the machine: `engine.choice`
         refuse_time_limits(config)
 
@@ -95,8 +95,8 @@ def _check_workers(config: Config) -> None:
             )
 
 
-def _check_engine(config: Config) -> None:
-    """Settings of vLLM's GPUs that would do nothing beside others, or cannot go with them."""
+def check_vllm_gpus(config: Config) -> None:
+    """Raise `ConfigError` for settings of vLLM's GPUs that would do nothing beside others, or cannot."""
     asked = {
         f"--engine-gpus {config.engine_gpus}": config.engine_gpus > 0,
         "--engine-sleep on": config.engine_sleep == "on",

@@ -5,18 +5,13 @@ So a checkpoint looks the same whatever number of ranks wrote it, and any number
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
-
-
-def is_sharded(tensors: Iterable[Tensor]) -> bool:
-    """Whether each rank has only a part of some of them."""
-    return any(isinstance(tensor, DTensor) for tensor in tensors)
 
 
 def whole(tensor: Tensor) -> Tensor:

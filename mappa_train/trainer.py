@@ -30,7 +30,7 @@ from mappa_train.coaching import (
 from mappa_train.config import Config
 from mappa_train.credit import returns
 from mappa_train.debias import Debias
-from mappa_train.distributed import ALONE, Ranks
+from mappa_train.distributed import ALONE, UNHURRIED, Ranks
 from mappa_train.evaluate import measure
 from mappa_train.keeping import tidy
 from mappa_train.learner import AdvantageStats, Learner
@@ -89,7 +89,7 @@ def train(
         closing(open_team(divided(config, ranks.size if plays else 1), plays=plays)) as team,
         rollout_workers(config, team, progress.say) if ranks.is_first else nullcontext() as pool,
     ):
-        ranks.meet("the start")
+        ranks.meet("the start", None if plays else UNHURRIED)
         loop, done = _begin(config, run, team, progress, pool, resume, ranks)
         coach = team.env.coach
         count_earlier(coach, run)
@@ -105,6 +105,12 @@ def train(
                 keep_spent(coach, run)
     if not ranks.is_first:
         return
+    lines = run.read_metrics()
+    if not lines:
+        raise UnavailableError(
+            f"--coach-budget-usd {config.coach_budget_usd:g}: trying out the coach has spent it; give more, "
+            "and begin again"
+        )
     if done < config.steps:
         log.warning(
             "the coach's budget of %g USD is spent: the run ends after step %d of %d. To go on, raise "
@@ -114,7 +120,6 @@ def train(
             config.steps,
             run.path / "config.toml",
         )
-    lines = run.read_metrics()
     progress.finish(lines[0], lines[-1], run.path)
 
 
@@ -251,14 +256,13 @@ def _held_out(step: int, loop: _Loop) -> MetricLine:
         return evaluation_metrics(None, loop.keys)
     start = time.perf_counter()
     loop.players.sync(loop.learner.version)
-    play = partial(loop.players.measure, on_done=partial(loop.progress.phase, "eval"))
-
-    def measured() -> MetricLine:
+    line: MetricLine = {}
+    if loop.ranks.is_first:  # the others could only repeat it
+        play = partial(loop.players.measure, on_done=partial(loop.progress.phase, "eval"))
         result = measure(config, env, episodes=config.eval_episodes, play=play)
-        return evaluation_metrics(result.table.overall, loop.keys, time.perf_counter() - start)
-
-    # One rank measures: the others could only repeat it.
-    return loop.ranks.share(measured)
+        line = evaluation_metrics(result.table.overall, loop.keys, time.perf_counter() - start)
+    loop.ranks.meet("the end of the evaluation", UNHURRIED)
+    return loop.ranks.share(lambda: line)
 
 
 def credit_samples(rollouts: Sequence[EpisodeRollout], config: Config) -> list[SampleCredit]:

@@ -76,6 +76,7 @@ def measure(num_workers: int, size: Size, pacing: Pacing) -> dict[str, float]:
         num_workers,
         model_sha256=MODEL,
         timeout_s=600.0,
+        concurrent_episodes=AT_ONCE,
         at_once=AT_ONCE,
     )
     try:

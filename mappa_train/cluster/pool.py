@@ -67,6 +67,7 @@ class _Worker:
     actor: Any
     joining: Any
     since: float
+    has_joined: bool = False
     where: str = "a node that is not known yet"
     jobs: dict[Any, _Job] = field(default_factory=dict)
     busy_s: float = 0.0
@@ -89,7 +90,10 @@ class WorkerPool:
     make : starts an actor with the methods of `RolloutWorker` for a place, from 0.
     num_workers : how many places.
     model_sha256 : of the base model that every worker must have found.
-    timeout_s : how long a worker may take over a chunk, or to join, before it counts as lost.
+    timeout_s : how long a worker may take over `concurrent_episodes` episodes (over more in proportion), to
+        join, or to take over weights, before it counts as lost. One for which there is no room is left to
+        Ray, as long as others play.
+    concurrent_episodes : how many of a chunk a worker plays side by side.
     at_once : episodes that a worker plays at once, for actors that play chunks side by side; 0: a worker
         plays one chunk at a time.
     """
@@ -101,10 +105,11 @@ class WorkerPool:
         *,
         model_sha256: str,
         timeout_s: float,
+        concurrent_episodes: int,
         at_once: int = 0,
     ) -> None:
         self._make, self._model_sha256 = make, model_sha256
-        self._timeout_s, self._at_once = timeout_s, at_once
+        self._timeout_s, self._concurrent, self._at_once = timeout_s, concurrent_episodes, at_once
         self._weights: Weights | None = None
         self._most_lost = max(LEAST_REPLACED, num_workers)
         self._step, self._looked = _Step(number=0, queue=ChunkQueue([], 1)), time.monotonic()
@@ -220,6 +225,7 @@ class WorkerPool:
 
     def _joined(self, worker: _Worker, joined: Joined) -> None:
         worker.where, worker.joining = f"{joined.node} (process {joined.pid})", None
+        worker.has_joined = True
         if joined.model_sha256 != self._model_sha256:
             raise UnavailableError(
                 f"{worker.name} found other model weights (sha256 {joined.model_sha256[:12]}…) than this "
@@ -248,16 +254,24 @@ class WorkerPool:
     def _check_age(self, worker: _Worker) -> None:
         now, step = time.monotonic(), self._step
         for job in worker.jobs.values():
-            age = now - job.since
-            if age > self._timeout_s:
-                self._lose(worker, f"no answer for {age:.0f} s, more than --worker-timeout-s")
+            age, limit = now - job.since, self._limit_s(job.chunk)
+            if age > limit:
+                self._lose(worker, _too_late(f"no answer on {len(job.chunk)} episode(s)", age, limit))
                 return
             usual = statistics.median(step.spans) if step.spans else self._timeout_s
             if not job.reported and age > max(STRAGGLES_AFTER_S, STRAGGLES * usual):
                 job.reported = True
                 log.warning("%s: %s straggles: %s", step.name, worker.name, _playing(job, age))
-        if all(other.joining is not None for other in self._workers) and now - worker.since > self._timeout_s:
+        if worker.joining is None or now - worker.since <= self._timeout_s:
+            return
+        if worker.has_joined:
+            self._lose(worker, _too_late("it took over no weights", now - worker.since, self._timeout_s))
+        elif not any(other.has_joined for other in self._workers):
             raise _not_ready(self._workers, self._timeout_s)
+
+    def _limit_s(self, chunk: Chunk) -> float:
+        """How long a worker may take over a chunk, which it plays in so many rounds of episodes."""
+        return self._timeout_s * -(-len(chunk) // self._concurrent)
 
     def _lose(self, worker: _Worker, reason: str) -> None:
         """Give back what the worker was playing and fill its place anew."""
@@ -274,7 +288,8 @@ class WorkerPool:
         if step.num_lost > self._most_lost:
             raise UnavailableError(
                 f"{step.num_lost} rollout workers were lost in one step; the last: {worker.name}: {reason}. "
-                "Mend the cluster, then resume"
+                "Mend the cluster, or give workers more time (--worker-timeout-s; in the run's config.toml "
+                "worker_timeout_s), then resume"
             )
         self._workers[worker.number] = self._launch(worker.number)
 
@@ -285,6 +300,10 @@ def _not_ready(workers: Sequence[_Worker], timeout_s: float) -> UnavailableError
         f"not ready after {timeout_s:g} s (--worker-timeout-s): {names}. Are the nodes up, and is there "
         "room? See: ray status"
     )
+
+
+def _too_late(what: str, age_s: float, limit_s: float) -> str:
+    return f"{what} for {age_s:.0f} s, more than the {limit_s:g} s that --worker-timeout-s gives"
 
 
 def _done_by(worker: _Worker) -> str:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from mappa_envs.errors import UnavailableError, boundary, install_hint
 from mappa_train.config import Config
+from mappa_train.gpu import has_gpu
+from mappa_train.memory import num_sharing
 from mappa_train.model import find_cached, load_pretrained
 
 if TYPE_CHECKING:
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 15.0
-"""How long the head of a cluster gets to answer at all."""
+ANSWER_S = 5.0
+"""How long the head of a cluster gets to answer each of two knocks."""
 RESERVE_S = 20.0
 """How long the cluster gets to reserve room that it says it has."""
 WORKER_CPUS = 1
@@ -38,6 +40,7 @@ BASE_MEMORY = 1 << 30
 NUM_AGENTS = 3
 """Of the teams that there are."""
 RESOURCES = ("CPU", "GPU", "memory")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +91,9 @@ def plan_lines(config: Config) -> list[str]:
     Raises `UnavailableError` if it does not fit.
     """
     if not config.ray_address:
-        plan = make_plan(config, "this machine", (_this_machine(),))
+        plan = make_plan(config, "this machine", (_this_machine(config),))
     else:
-        with _connected(config.ray_address):
+        with _connected(config):
             plan = _cluster_plan(config)
     plan.check()
     return plan.lines()
@@ -108,30 +111,35 @@ def rollout_workers(config: Config, team: Team, say: Callable[[str], None]) -> I
     from mappa_train.cluster.desk import coach_for_workers
     from mappa_train.cluster.pool import WorkerPool
 
-    with _connected(config.ray_address), _reserved(config) as (plan, group):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_connected(config))
+        plan, group = stack.enter_context(_reserved(config))
         coach, relay = coach_for_workers(team.env.coach)
+        if relay is not None:
+            stack.callback(relay.close)
+        # Where not all workers can be started, those that were end with the placement group.
         pool = WorkerPool(
             lambda number: _start_worker(config, coach, plan.each, group, number),
             config.num_rollout_workers,
             model_sha256=load_pretrained(config.model).sha256,
             timeout_s=config.worker_timeout_s,
+            concurrent_episodes=config.concurrent_episodes,
         )
-        try:
-            for line in [*plan.lines(), *pool.start()]:
-                log.info("%s", line)
-                say(line)
-            yield pool
-        finally:
-            pool.close()
-            if relay is not None:
-                relay.close()
+        stack.callback(pool.close)
+        for line in [*plan.lines(), *pool.start()]:
+            log.info("%s", line)
+            say(line)
+        yield pool
 
 
 def make_plan(config: Config, where: str, nodes: tuple[Node, ...]) -> ResourcePlan:
     """What the workers of these settings need on these nodes."""
+    wants_gpu = any(node.resources.get("GPU") for node in nodes)
+    if not config.ray_address and has_gpu():  # where learners have them all, workers on CPUs are no way out
+        wants_gpu, where = True, f"{where} without the learners' GPUs"
     each: dict[str, float] = {
         "CPU": WORKER_CPUS,
-        "GPU": float(any(node.resources.get("GPU") for node in nodes)),
+        "GPU": float(wants_gpu),
         "memory": BASE_MEMORY + _model_memory(config),
     }
     return ResourcePlan(where=where, nodes=nodes, num_workers=config.num_rollout_workers, each=each)
@@ -145,14 +153,24 @@ def _model_memory(config: Config) -> float:
     return float(stored * (3 if config.policy == "lora" else 2 * (NUM_AGENTS + 1)))
 
 
-def _this_machine() -> Node:
-    import torch
-
+def _this_machine(config: Config) -> Node:
     # What Ray would leave after its object store.
     memory = 0.7 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cpus, gpus = os.cpu_count() or 1, torch.cuda.device_count()
+    cpus, gpus = os.cpu_count() or 1, len(free_gpus(config))
     resources = {"CPU": float(cpus), "GPU": float(gpus), "memory": memory}
     return Node(name=os.uname().nodename, resources=resources)
+
+
+def free_gpus(config: Config) -> list[str]:
+    """The GPUs of this machine after those of its learners, as CUDA_VISIBLE_DEVICES calls them."""
+    if not has_gpu():
+        return []
+    import torch
+
+    count = torch.cuda.device_count()
+    visible = os.environ.get(VISIBLE)
+    names = visible.split(",")[:count] if visible is not None else [str(k) for k in range(count)]
+    return names[num_sharing(config) :]
 
 
 def _cluster_plan(config: Config) -> ResourcePlan:
@@ -171,8 +189,28 @@ def _cluster_plan(config: Config) -> ResourcePlan:
 
 
 @contextlib.contextmanager
-def _connected(address: str) -> Iterator[None]:
+def only_free_gpus(config: Config) -> Iterator[None]:
+    """Processes that are started within this see no GPU of a learner.
+
+    Ray counts what this variable shows, and its workers take it over: it would give out the first GPU first.
+    """
+    if not has_gpu():
+        yield
+        return
+    visible = os.environ.get(VISIBLE)
+    os.environ[VISIBLE] = ",".join(free_gpus(config))
+    try:
+        yield
+    finally:
+        del os.environ[VISIBLE]
+        if visible is not None:
+            os.environ[VISIBLE] = visible
+
+
+@contextlib.contextmanager
+def _connected(config: Config) -> Iterator[None]:
     """In a cluster while the context lasts. One that is begun here ends with it."""
+    address = config.ray_address
     if find_spec("ray") is None:
         raise UnavailableError(f"--num-rollout-workers needs Ray; {install_hint('ray')}")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -192,7 +230,8 @@ def _connected(address: str) -> Iterator[None]:
     with _own_sigterm(), boundary(UnavailableError, what, Exception):
         if address:
             check_answers(address)
-        ray.init(**options, log_to_driver=False, logging_level=logging.WARNING)
+        with contextlib.nullcontext() if address else only_free_gpus(config):
+            ray.init(**options, log_to_driver=False, logging_level=logging.WARNING)
     try:
         yield
     finally:
@@ -200,10 +239,11 @@ def _connected(address: str) -> Iterator[None]:
 
 
 def check_answers(address: str) -> None:
-    """Raise `ConnectionError` or `TimeoutError` if no head of a cluster answers there, within `ANSWER_S`.
+    """Raise `ConnectionError` or `TimeoutError` if no head of a cluster answers there.
 
-    Left alone, Ray tries for minutes. What is waited for is the handshake of gRPC, which the head serves: a
-    port that is open alone is not enough.
+    It has `ANSWER_S` for each of two knocks, and where its name has several addresses, the first one is at
+    each of them. Left alone, Ray tries for minutes. What is waited for is the handshake of gRPC, which the
+    head serves: a port that is open alone is not enough.
     """
     import grpc
     from ray._private.services import canonicalize_bootstrap_address
@@ -213,14 +253,14 @@ def check_answers(address: str) -> None:
         raise ConnectionError("this machine is in none")
     host, _, port = found.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S / 3).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
     except OSError as error:
         raise ConnectionError(f"{found}: {error}. Is its head up? See there: ray status") from error
     if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
         return  # its certificates are Ray's own affair
     with grpc.insecure_channel(found) as channel:
         try:
-            grpc.channel_ready_future(channel).result(timeout=ANSWER_S / 3)
+            grpc.channel_ready_future(channel).result(timeout=ANSWER_S)
         except grpc.FutureTimeoutError:
             raise TimeoutError(
                 f"{found}: the port is open, but no head of Ray speaks there. Is it that of its head (6379)?"

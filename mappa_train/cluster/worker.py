@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,10 @@ from mappa_train.rollout import EpisodePlan
 from mappa_train.team import Team, open_team, play
 from mappa_train.types import EpisodeRollout
 
-_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_OF_A_RANK = re.compile(
+    r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+)
+"""What torchrun and `launch` put into the environment of a rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +42,8 @@ class RolloutWorker:
     def __init__(self, config: Config, coach: Coach | None, folder: str) -> None:
         if Path(folder).is_dir():
             os.chdir(folder)  # relative paths mean what they mean in the driver
-        for name in _OF_A_RANK:  # inherited where one of several learners began this Ray
-            os.environ.pop(name, None)
+        for name in filter(_OF_A_RANK.fullmatch, list(os.environ)):
+            del os.environ[name]  # inherited where one of several learners began this Ray
         self._config = replace(config, learners_per_agent=1, shard=Config.shard)
         self._coach = coach
         self._team: Team | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,16 @@ def _why_not_vllm() -> str | None:
 
 
 def check_engine(config: Config) -> None:
-    """Raise an error that says what to do if the engine of the settings is not to be had.
+    """Raise an error that says what to do if the engine of the settings is not to be had for a run.
+
+    Rollout workers of a cluster are on other machines, and check there what is to be had.
+    """
+    if not config.ray_address:
+        check_engine_here(config)
+
+
+def check_engine_here(config: Config) -> None:
+    """Raise an error that says what to do if the engine of the settings is not to be had on this machine.
 
     Time limits would undo the exact repetition of the engine that has a turn barrier.
     """
@@ -65,6 +75,20 @@ def check_engine(config: Config) -> None:
         )
     elif config.engine_gpus:
         _check_own_gpus(config)
+
+
+def to_play_here(config: Config) -> Config:
+    """The settings of a run for playing alone, on a machine without the GPUs that vLLM had in training, too.
+
+    Without those the engine is beside the policies, as by default. Raises what `check_engine_here` does of
+    all else.
+    """
+    try:
+        check_engine_here(config)
+    except UnavailableError:
+        config = replace(config, engine_gpus=0, engine_sleep="off")
+        check_engine_here(config)
+    return config
 
 
 def _check_own_gpus(config: Config) -> None:
@@ -118,8 +142,8 @@ def engine_line(config: Config, num_agents: int) -> str | None:
 def open_engine(
     config: Config, policies: Policies, folder: Path, tokenizer: ChatTokenizer
 ) -> BatchEngine | StreamEngine:
-    """The engine of the settings. Raises what `check_engine` does."""
-    check_engine(config)
+    """The engine of the settings. Raises what `check_engine_here` does."""
+    check_engine_here(config)
     if takes_vllm(config):
         return _open_vllm(config, policies, folder, tokenizer)
     from mappa_train.engine.transformers import TransformersEngine

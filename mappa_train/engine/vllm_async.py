@@ -77,7 +77,7 @@ class AsyncVllmEngine:
         self._remotes: list[Remote] = []
         self._weights: Weights | None = None
         self._version: int | None = None
-        self._dead: Exception | None = None
+        self._why_dead: str | None = None
         self._count = itertools.count()
         self._starting = False
         self._running: set[concurrent.futures.Future[Generation]] = set()
@@ -151,21 +151,30 @@ class AsyncVllmEngine:
 
     def _live(self) -> Weights | None:
         """The weights, None before the first sync. Raises `UnavailableError` if an engine has died."""
-        if self._dead is not None:
-            raise UnavailableError(f"vLLM has stopped ({self._dead!r}); resume the run to start it again")
+        if self._why_dead is not None:
+            raise UnavailableError(self._why_dead)
         return self._weights
 
     def _start(self) -> Weights:
-        agents = self._policies.agents
         self._starting = True
-        with stderr_into(self._stderr):
-            if self._adapters is None:
-                return TransferredWeights(
-                    agents, partial(self._start_one, backend=self._backend), self._backend
-                )
-            rank, alpha = self._adapters
-            shared = partial(self._start_one, 0, num_adapters=len(agents), lora_rank=rank)
-            return AdapterWeights(self._policies, shared, alpha=alpha)
+        try:
+            with stderr_into(self._stderr):
+                return self._start_all()
+        except Exception as error:  # and not Ctrl-C: `close` then kills what is still starting
+            self._starting = False
+            if isinstance(error, UnavailableError):
+                why = f"vLLM did not start: {error}; run.log has what its processes wrote"
+                raise self._die(error, why) from error
+            raise
+
+    def _start_all(self) -> Weights:
+        agents = self._policies.agents
+        if self._adapters is None:
+            start = partial(self._start_one, backend=self._backend)
+            return TransferredWeights(agents, start, self._backend)
+        rank, alpha = self._adapters
+        shared = partial(self._start_one, 0, num_adapters=len(agents), lora_rank=rank)
+        return AdapterWeights(self._policies, shared, alpha=alpha)
 
     def _start_one(self, index: int, *, backend: Backend | None = None, **options: int) -> Remote:
         model = self._policies.sampler(self._policies.agents[0])
@@ -180,19 +189,19 @@ class AsyncVllmEngine:
         try:
             engine = asyncio.run_coroutine_threadsafe(start(), self._loop).result()
         except RuntimeError as error:  # all that vLLM says of what went wrong in a process of its own
-            raise self._die(error) from error
+            raise UnavailableError(str(error)) from error
         remote = Remote(engine, self._loop)
         self._remotes.append(remote)
         return remote
 
-    def _die(self, error: Exception) -> UnavailableError:
-        """Keep in mind that an engine is dead; and the error for those who wait."""
-        if self._dead is None:
-            self._dead = error
+    def _die(self, error: Exception, why: str | None = None) -> UnavailableError:
+        """Keep in mind that an engine is dead, and why; and the error for those who wait."""
+        if self._why_dead is None:
+            self._why_dead = why or f"vLLM has stopped ({error!r}); resume the run to start it again"
             self._stderr.seek(0)
             tail = self._stderr.read().decode("utf-8", "replace").strip()[-_TAIL:]
-            log.error("vLLM has stopped; its processes wrote:\n%s", tail or "nothing", exc_info=error)
-        return UnavailableError(f"vLLM has stopped ({self._dead!r}); resume the run to start it again")
+            log.error("%s\nits processes wrote:\n%s", self._why_dead, tail or "nothing", exc_info=error)
+        return UnavailableError(self._why_dead)
 
     # In the loop's thread only.
 

@@ -118,8 +118,8 @@ class Remote:
             try:
                 return future.result(_LOOK_S)
             except TimeoutError:
-                if future.done():
-                    raise
+                if future.done():  # since then, or with a timeout of its own
+                    return future.result()
                 if self.engine.errored:
                     raise UnavailableError("vLLM's processes have ended") from None
                 if time.monotonic() > end:

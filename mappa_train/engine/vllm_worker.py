@@ -7,8 +7,6 @@ there is no GPU.
 from __future__ import annotations
 
 import os
-import select
-import signal
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +20,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from mappa_train.engine.vllm_owner import end_with
 from mappa_train.engine.vllm_setup import OWNER
 from mappa_train.engine.vllm_weights import pack_tied_head
 
@@ -63,25 +62,6 @@ class FileEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Nothing to disconnect."""
-
-
-def end_with(owner: int) -> None:
-    """End this process and vLLM's core above it as soon as `owner` has ended. Blocking.
-
-    vLLM leaves its processes behind when their owner is killed. A GPU's single worker lives in the core
-    itself, whose parent is the owner.
-    """
-    parent = os.getppid()
-    try:
-        handle = os.pidfd_open(owner)
-    except ProcessLookupError:
-        pass
-    else:
-        select.select([handle], [], [])
-    # Only while it is our parent is it certain that the number is still the core's.
-    if parent != owner and os.getppid() == parent:
-        os.kill(parent, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _register() -> None:

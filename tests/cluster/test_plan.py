@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mappa_envs.coach import FakeCoach, RubricCoach
 from mappa_envs.errors import CoachError, ConfigError, UnavailableError
-from mappa_train.cluster import session
+from mappa_train.cluster import desk, session
 from mappa_train.cluster.desk import _portable, coach_for_workers
 from mappa_train.cluster.session import Node, ResourcePlan, make_plan
+from mappa_train.cluster.worker import RolloutWorker
 from mappa_train.settings import resolve
 
 GB = 1e9
@@ -67,6 +72,58 @@ def test_a_worker_wants_a_gpu_where_there_are_any_and_memory_for_its_weights(tmp
 
 
 @pytest.mark.parametrize(
+    ("visible", "learners", "free"),
+    [(None, 1, "1,2"), ("4,GPU-b,7", 2, "7"), ("0,1,2", 3, "")],
+)
+def test_a_ray_of_the_run_s_own_gets_the_gpus_that_learners_leave(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, learners: int, free: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr(session, "has_gpu", lambda: True)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    config = resolve({"num_rollout_workers": 1, "learners_per_agent": learners})
+    with session.only_free_gpus(config):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == free
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+    if free:
+        assert "without the learners' GPUs" in session.plan_lines(config)[0]
+    else:
+        with pytest.raises(UnavailableError, match=r"has room for 0 \(1 GPUs wanted, 0 GPUs there\)"):
+            session.plan_lines(config)
+
+
+def test_what_answers_workers_ends_where_none_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(model: str) -> None:
+        raise UnavailableError("no model")
+
+    closed: list[str] = []
+    relay = SimpleNamespace(close=lambda: closed.append("relay"))
+    team: Any = SimpleNamespace(env=SimpleNamespace(coach=None))
+    monkeypatch.setattr(session, "_connected", nullcontext)
+    monkeypatch.setattr(session, "_reserved", lambda config: nullcontext((None, None)))
+    monkeypatch.setattr(desk, "coach_for_workers", lambda coach: (coach, relay))
+    monkeypatch.setattr(session, "load_pretrained", fail)
+    with (
+        pytest.raises(UnavailableError, match="no model"),
+        session.rollout_workers(resolve({"num_rollout_workers": 1}), team, closed.append),
+    ):
+        pass
+    assert closed == ["relay"]
+
+
+def test_a_worker_that_a_rank_began_is_no_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    of_a_rank = ("RANK", "LOCAL_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    for name in (*of_a_rank, "MY_RANK", "ROLE_ARN"):
+        monkeypatch.setenv(name, "1")
+    RolloutWorker(resolve({}), None, str(tmp_path / "elsewhere"))
+    assert not os.environ.keys() & set(of_a_rank)
+    assert {"MY_RANK", "ROLE_ARN"} <= os.environ.keys()
+
+
+@pytest.mark.parametrize(
     ("name", "value"), [("ray_address", "auto"), ("placement", "spread"), ("worker_timeout_s", 60)]
 )
 def test_settings_of_workers_without_any_are_refused(name: str, value: object) -> None:
@@ -91,7 +148,7 @@ def test_the_address_of_a_head_is_taken(address: str) -> None:
 def test_where_no_head_answers_that_is_said_within_seconds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(session, "ANSWER_S", 3.0)
+    monkeypatch.setattr(session, "ANSWER_S", 1.0)
     with socket.create_server(("", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(TimeoutError, match=f":{port}: the port is open, but no head of Ray"):

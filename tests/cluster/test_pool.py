@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 from mappa_envs.errors import SandboxError, UnavailableError
 from mappa_envs.types import Episode, StopReason
 from mappa_train.cluster import pool as pool_module
-from mappa_train.cluster.pool import WorkerPool
+from mappa_train.cluster.pool import WorkerPool, _Job
 from mappa_train.cluster.session import check_answers
 from mappa_train.cluster.weights import Weights, digest, pack, publish, take_over
 from mappa_train.cluster.worker import Joined
@@ -76,7 +77,11 @@ def pool_of(num_workers: int, deed: Deed, timeout_s: float = 60.0, **options: An
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
     actor: Any = ray.remote(Scripted).options(num_cpus=0, **options)
     pool = WorkerPool(
-        lambda number: actor.remote(deed), num_workers, model_sha256="same", timeout_s=timeout_s
+        lambda number: actor.remote(deed),
+        num_workers,
+        model_sha256="same",
+        timeout_s=timeout_s,
+        concurrent_episodes=len(PLANS),
     )
     try:
         pool.start()
@@ -106,6 +111,54 @@ def numbers(pool: WorkerPool) -> list[int]:
     assert told[-1] == len(PLANS)
     assert times.rollout > 0
     return [rollout.index for rollout in rollouts]
+
+
+class Silent:
+    """An actor that answers nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *given: object())
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerPool, list[tuple[int, str]]]:
+    """A pool without Ray that gives workers 100 s for 4 episodes, and who it lost and why."""
+    pool = WorkerPool(lambda number: Silent(), 3, model_sha256="same", timeout_s=100.0, concurrent_episodes=4)
+    lost: list[tuple[int, str]] = []
+    monkeypatch.setattr(pool, "_lose", lambda worker, reason: lost.append((worker.number, reason)))
+    return pool, lost
+
+
+JOINED = Joined(node="here", pid=1, model_sha256="same", version=None)
+TOO_LONG = "s, more than the {} s that --worker-timeout-s gives"
+
+
+def test_how_long_a_worker_may_take_grows_with_its_chunk(
+    silent: tuple[WorkerPool, list[tuple[int, str]]],
+) -> None:
+    pool, lost = silent
+    for worker, size, age_s in zip(pool._workers, (9, 8, 1), (299.0, 201.5, 99.0), strict=True):
+        pool._joined(worker, JOINED)
+        worker.jobs["answer"] = _Job(chunk=tuple(PLANS[:size]), since=time.monotonic() - age_s)
+        pool._check_age(worker)
+    assert lost == [(1, f"no answer on 8 episode(s) for 202 {TOO_LONG.format(200)}")]
+
+
+def test_who_takes_over_no_weights_is_lost_and_who_finds_no_room_is_left(
+    silent: tuple[WorkerPool, list[tuple[int, str]]],
+) -> None:
+    pool, lost = silent
+    for worker in pool._workers[1:]:
+        pool._joined(worker, JOINED)
+    pool.sync(Weights(version=1, parts={}, digests={}))
+    for worker, age_s in zip(pool._workers, (101.4, 101.4, 99.0), strict=True):
+        worker.since -= age_s
+        pool._check_age(worker)
+    assert lost == [(1, f"it took over no weights for 101 {TOO_LONG.format(100)}")]
+    for worker in pool._workers:
+        worker.has_joined = False
+    with pytest.raises(UnavailableError, match=r"not ready after 100 s .*: rollout worker 0 on a node that"):
+        pool._check_age(pool._workers[0])
 
 
 @pytest.mark.ray

@@ -179,6 +179,14 @@ def test_a_spent_budget_ends_the_run_well(
     assert len(server.asked) == asked + 1
 
 
+def test_a_budget_that_the_try_out_spends_is_too_small(
+    server: CoachServer, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments(server, folder, coach_budget_usd=50e-6)) == 3
+    assert "trying out the coach has spent it" in " ".join(capsys.readouterr().err.split())
+    assert len(server.asked) == 1
+
+
 def test_the_budget_counts_steps_that_came_to_nothing(server: CoachServer, folder: Path) -> None:
     dies_after(server, 17)
     flags = {"coach_budget_usd": 1.0, "coach_cache": "off"}

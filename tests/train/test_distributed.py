@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from ranks import delta_of_updates
+from rollout_fakes import TASKS, toy
 from tiny import make_model
 
 from mappa_envs.coach import LLMCoach, make_coach
@@ -24,9 +26,9 @@ from mappa_envs.errors import ConfigError
 from mappa_train import cli
 from mappa_train.checkpoint import RunFolder
 from mappa_train.coaching import divided, has_budget, share_of_budget, used_by, used_since
-from mappa_train.distributed import Ranks, share_of
+from mappa_train.distributed import PATIENCE, UNHURRIED, Ranks, played_for_all, share_of
 from mappa_train.launch import with_learners
-from mappa_train.rollout import EpisodePlan
+from mappa_train.rollout import EpisodePlan, RolloutTimes, plan_step
 from mappa_train.settings import resolve
 
 CASES: Sequence[Mapping[str, Any]] = (
@@ -126,6 +128,8 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         "from mappa_train.distributed import join\n"
         "ranks = join(patience=timedelta(seconds=120))\n"
         "ranks._patience = timedelta(seconds=2)\n"
+        "if ranks.rank == 1: time.sleep(4)\n"
+        "ranks.meet('what takes longer than that', timedelta(seconds=120))\n"
         "if ranks.rank == 1: sys.stdin.readline()\n"
         "else: ranks.meet('the end of the rollout')\n"
     )
@@ -145,6 +149,49 @@ def test_episodes_are_dealt_out_and_none_twice() -> None:
         if by_task:
             owners = {(plan.task_id, rank) for rank, share in enumerate(shares) for plan in share}
             assert len(owners) == 4
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("share", [0.3, 0.5])
+def test_each_rank_gets_as_many_whole_episodes_as_the_others(size: int, share: float) -> None:
+    """And as many of every start."""
+    team, tasks = ("a", "b", "c"), [toy(name) for name in TASKS]
+    for step in range(1, 21):
+        plans = plan_step(
+            step,
+            num_episodes=24,
+            samples_per_task=4,
+            tasks=tasks,
+            team=team,
+            exploring_starts=share,
+            seed=0,
+        )
+        shares = [share_of(plans, Ranks(rank, size), by_task=False) for rank in range(size)]
+        for start in (None, *team[1:]):
+            counts = [sum(plan.start_role == start for plan in mine) for mine in shares]
+            assert max(counts) - min(counts) <= 1
+
+
+class Patient(Ranks):
+    """The second of two ranks; it notes how long it would wait for the first, which then gives `shared`."""
+
+    def __init__(self, shared: Any) -> None:
+        super().__init__(1, 2)
+        self.shared, self.patience = shared, list[timedelta | None]()
+
+    def meet(self, what: str, patience: timedelta | None = None) -> None:
+        self.patience.append(patience)
+
+    def share(self, make: Any) -> Any:
+        return self.shared
+
+
+def test_ranks_wait_for_workers_as_long_as_it_takes() -> None:
+    ranks = Patient(([], RolloutTimes(rollout=1.0)))
+    plans = [EpisodePlan(index=k, task_id="t", start_role=None) for k in range(4)]
+    assert played_for_all(plans, None, ranks, by_task=False)[2] == {1, 3}
+    assert ranks.patience == [UNHURRIED]
+    assert UNHURRIED > 100 * PATIENCE
 
 
 class Gathered(Ranks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,10 @@ def test_a_checkpoint_is_measured_without_a_coach(tmp_path: Path, monkeypatch: p
     trainer.train(config, run, SilentProgress())
     monkeypatch.setattr("mappa_envs.pipeline.make_coach", no_coach)
     folder = run.load().folder
+    # As if vLLM had had a GPU in training that is not here.
     first, again = (
-        evaluate(config, folder, split="test", episodes=18, progress=SilentProgress()) for _ in range(2)
+        evaluate(its, folder, split="test", episodes=18, progress=SilentProgress())
+        for its in (config, replace(config, engine_gpus=1))
     )
     assert len(first.episodes) == 18
     assert {episode.split for episode in first.episodes} == {"test"}

