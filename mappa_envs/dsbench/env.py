@@ -198,13 +198,12 @@ def _facts(task: DSBenchTask) -> prompts.Facts:
 @lru_cache(maxsize=512)
 def _table_facts(train: Path, test: Path, spec: TaskSpec) -> prompts.Facts:
     tables, columns = artifacts.Tables.read(train, test, spec), read_columns(test)
-    features = [column for column in columns if column.name != spec.id_column]
     return prompts.Facts(
         shapes={
             "train.csv": (tables.train_rows, len(read_header(train))),
             "test.csv": (tables.test_rows, len(columns)),
         },
-        mostly_numbers=2 * sum(column.is_number for column in features) >= len(features) > 0,
+        has_numbers=any(column.is_number for column in columns if column.name != spec.id_column),
     )
 
 

@@ -29,8 +29,8 @@ class Facts:
 
     shapes: Mapping[str, tuple[int, int]]
     """Rows and columns by file name."""
-    mostly_numbers: bool
-    """At least half of the feature columns are numeric."""
+    has_numbers: bool
+    """Some feature column is numeric."""
 
 
 DUTIES = {
@@ -124,7 +124,7 @@ def _files(view: View, facts: Facts) -> list[str]:
 
 def _starter(view: View, spec: TaskSpec, facts: Facts) -> list[Message]:
     seat = view.role.name.rsplit("_", 1)[0]
-    code = starter_code(seat, spec, facts.mostly_numbers)
+    code = starter_code(seat, spec, facts.has_numbers)
     ask = [view.task.prompt.strip(), _short_files(view, facts)]
     for turn in view.handovers:
         if said := _said(turn):
@@ -161,10 +161,10 @@ def _short_files(view: View, facts: Facts) -> str:
     return f"Files: {', '.join(words)}."
 
 
-def starter_code(seat: str, spec: TaskSpec, mostly_numbers: bool = True) -> str:
+def starter_code(seat: str, spec: TaskSpec, has_numbers: bool = True) -> str:
     """A short script that does the job of `data_engineer`, `modeler` or `analyst` for this task."""
     family = metrics.metric(spec.metric).family
-    if seat == "data_engineer" and not mostly_numbers:
+    if seat == "data_engineer" and not has_numbers:
         lines = [
             "import pandas as pd",
             'train = pd.read_csv("train.csv")',
