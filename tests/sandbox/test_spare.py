@@ -7,8 +7,6 @@ import ctypes
 import mmap
 import os
 import pickle
-import subprocess
-import sys
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -52,26 +50,6 @@ def address_of(memory: mmap.mmap) -> int:
 
 def has(ranges: pages.Ranges, address: int) -> bool:
     return any(ranges[n] <= address < ranges[n] + ranges[n + 1] for n in range(0, len(ranges), 2))
-
-
-GATHER = """
-import sys
-sys.path.append(sys.argv[1])
-from inside import pages
-pages.gather_arenas(32 << 20)
-print(open("/proc/self/maps").read())
-"""
-
-
-def test_memory_that_is_gathered_before_the_imports_lies_in_one_piece() -> None:
-    folder = Path(pages.__file__).parents[1]
-    command = [sys.executable, "-I", "-S", "-B", "-c", GATHER, str(folder)]
-    maps = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    sizes = []
-    for bounds, mode, *_, inode in (line.split()[:5] for line in maps.splitlines() if line):
-        start, end = (int(address, 16) for address in bounds.split("-"))
-        sizes += [end - start] if mode == "rw-p" and inode == "0" else []
-    assert max(sizes) > 30 << 20
 
 
 def test_own_pages_are_those_written_to() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import sys
 from array import array
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -17,12 +16,8 @@ Ranges: TypeAlias = "array[int]"
 
 _PAGE, _HUGE = 1 << 12, 2 << 20
 _PIECE = 64 * _PAGE
-_BLOCK, _KEPT_EACH = 512, 1000
-"""The largest block that the interpreter's own allocator serves; 1953 of them fill one of its arenas."""
 _PRESENT, _OURS_ALONE = 1 << 63, 1 << 56  # bits of an entry of /proc/PID/pagemap
 _POPULATE_WRITE, _COLLAPSE = 23, 25
-
-_kept: list[bytes] = []
 
 _madvise = libc["madvise"]
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -55,19 +50,6 @@ def make_own(ranges: Ranges) -> None:
     """Copy shared pages before they are written to. Kernels before 5.14 decline, which is fine."""
     for n in range(0, len(ranges), 2):
         _madvise(ranges[n], ranges[n + 1], _POPULATE_WRITE)
-
-
-def gather_arenas(num_bytes: int) -> None:
-    """Let the interpreter take this much memory in one piece, for imports to use.
-
-    Taken bit by bit, it lies between the libraries, in pieces too small for huge pages.
-    """
-    content = _BLOCK - sys.getsizeof(b"")
-    blocks = [b""] * (num_bytes // _BLOCK)  # at its full length: a list that grows would lie between, too
-    for number in range(len(blocks)):
-        blocks[number] = bytes(content)
-    # An arena goes back to the kernel once nothing in it is alive.
-    _kept.extend(blocks[::_KEPT_EACH])
 
 
 def collapse() -> None:

@@ -18,9 +18,6 @@ from collections.abc import Iterable
 from . import pages, seccomp
 from .zygote import Zygote
 
-ARENA_BYTES = 64 << 20
-"""Somewhat less than what the imports need, so that nothing lies idle."""
-
 
 def check_image(packages: Iterable[str], masks: Iterable[str], refused: Iterable[str]) -> None:
     """Does a container's image hold what it must, and nothing that gives tasks away?
@@ -63,7 +60,6 @@ def main() -> None:
     """Import, settle, serve."""
     config = json.loads(sys.argv[1])
     gc.disable()
-    pages.gather_arenas(ARENA_BYTES)
     try:
         for name in config["imports"]:
             importlib.import_module(name)
