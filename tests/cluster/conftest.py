@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import MARK
 
 # The tiny model that the tests of the trainer have.
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 
-MARK = "MAPPA_TEST_CLUSTER"
 STORE_BYTES = 100 << 20
 
 

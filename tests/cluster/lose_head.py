@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import processes
-from conftest import MARK
+from processes import MARK
 from test_main_job import ONE_BY_ONE, Taste, run_it, settings
 
 

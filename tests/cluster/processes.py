@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+# The variable that all processes of one test's cluster have in their environment.
+MARK = "MAPPA_TEST_CLUSTER"
+
 
 def find(wanted: Callable[[str, bytes], bool]) -> list[int]:
     """The processes whose title and environment (name=value, by NUL) are wanted; no zombies."""

@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import processes
 import pytest
 import torch
+from processes import MARK
 from safetensors.torch import load_file
 
-from conftest import MARK
 from mappa_envs.coach import CoachRequest, register_coach
 from mappa_envs.types import CoachScore
 from mappa_train.checkpoint import RunFolder

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from conftest import MARK
+from processes import MARK
 from test_main_job import largest_difference, played, weights
 
 from mappa_train.checkpoint import RunFolder

@@ -7,7 +7,7 @@ from typing import Any
 
 import processes
 import pytest
-from conftest import MARK
+from processes import MARK
 from test_main_job import Taste, largest_difference, played, run_it, settings, weights
 from tiny import make_model
 
