@@ -217,7 +217,7 @@ class Config:
     max_unscored: float = option(
         0.2, "A step with a larger share of unscored actions ends the run (exit 3).", low=0, high=1
     )
-    max_new_tokens: int = option(112, "Longest action, in tokens.", low=1)
+    max_new_tokens: int = option(144, "Longest action, in tokens.", low=1)
     temperature: float = option(0.5, "Sampling temperature; the learner uses the same.", above=0)
     token_budget: int = option(
         1024, "Tokens of one micro-batch of the learner; less needs less memory.", low=64
@@ -271,8 +271,9 @@ class Config:
     )
     learners_per_agent: int = option(
         1,
-        "Processes of this machine that learn together, and play where no rollout workers do (torchrun sets "
-        "it itself); as many as it has GPUs; see docs/scaling.md.",
+        "Processes that learn together, each for all agents and on a GPU of its own; where no rollout "
+        "workers do, they play, too. As many as this machine has GPUs (torchrun, for several machines, sets "
+        "it itself); see docs/scaling.md.",
         low=1,
     )
     shard: Literal["ddp", "fsdp"] = option(

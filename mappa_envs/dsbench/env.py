@@ -203,7 +203,7 @@ def _table_facts(train: Path, test: Path, spec: TaskSpec) -> prompts.Facts:
             "train.csv": (tables.train_rows, len(read_header(train))),
             "test.csv": (tables.test_rows, len(columns)),
         },
-        has_numbers=any(column.is_number for column in columns if column.name != spec.id_column),
+        has_text=not all(column.is_number for column in columns if column.name != spec.id_column),
     )
 
 

@@ -69,7 +69,7 @@ class TaskSpec:
     the answers). `positive` is the label whose probability, score or F1 counts (None: the last of the sorted
     labels). For class probabilities, `target_columns` are the classes and `label_column` is the column of
     the answers that names the true one (None: the answers are one-hot).
-    Raises `ConfigError` on an unknown metric, and on columns that are no names.
+    Raises `ConfigError` on an unknown metric, and on columns that are no names or stand twice.
     """
 
     metric: str
@@ -101,6 +101,13 @@ class TaskSpec:
             # A str is a sequence, too: of letters.
             if isinstance(value, str) or not isinstance(value, Sequence) or not value:
                 raise ConfigError(f"{field}: a list of names is needed, such as ['y'], got {value!r}")
+        for at, name in enumerate(self.target_columns):
+            if not isinstance(name, str) or not name.strip():
+                raise ConfigError(f"target_columns: names of columns are needed, got {name!r}")
+            if name == self.id_column or name in self.target_columns[:at]:
+                raise ConfigError(
+                    f"target_columns: {name!r} is the id column or stands twice; name each once"
+                )
 
 
 @dataclass(frozen=True)
@@ -283,6 +290,11 @@ def _check_truth(path: Path, columns: dict[str, list[str]], spec: TaskSpec) -> N
                 raise DataError(
                     f"{path}: column {name!r} has no label in {blank} rows; fill them, or drop these rows "
                     "here and from test.csv, or name the blank as one of the labels"
+                )
+            if family is Family.RANKING and (odd := next((c for c in column if len(c.split()) > 1), None)):
+                raise DataError(
+                    f"{path}: column {name!r} has the label {odd[:40]!r}, but in {spec.metric} a blank "
+                    "parts two labels: write it in one word, here and in train.csv"
                 )
 
 

@@ -371,7 +371,12 @@ def examine(job: dict[str, Any]) -> dict[str, Any]:
     try:
         CHECKS.get(job["path"], any_file)(job, out)
     except Refused as error:
-        out.update(status="unverifiable", problem=str(error)[:300])
+        out.update(status="unverifiable", problem=_printable(error))
     except Fault as error:
-        out.update(status="invalid", problem=str(error)[:300])
+        out.update(status="invalid", problem=_printable(error))
     return out
+
+
+def _printable(error: Exception) -> str:
+    """Its words, which may be those of a library about names that an agent chose."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in str(error)[:300])

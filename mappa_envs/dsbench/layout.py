@@ -39,7 +39,9 @@ from mappa_envs.dsbench import metrics, official
 from mappa_envs.dsbench.csv_files import is_number, not_utf8, read_cells, read_header
 from mappa_envs.dsbench.grading import TaskSpec, canonical, grade, perfect_submission
 from mappa_envs.dsbench.metrics import Family
+from mappa_envs.dsbench.submission import some
 from mappa_envs.dsbench.task_files import (
+    BINARY,
     BLANK_CELLS,
     Entry,
     Paths,
@@ -125,6 +127,7 @@ def _check_tables(task: DSBenchTask) -> str:
             told = verdict.message or f"score {verdict.score}"
             raise DataError(f"{task.answers}: a perfect submission is not perfect: {verdict.code}, {told}")
     num_test = _same_ids(task)
+    _check_answer_labels(task)
     facts = f"{task.task_type}, {task.spec.metric}, {num_train} training rows, {num_test} test rows"
     if not small:
         return f"{facts}; the answers are large: ids compared, not graded"
@@ -168,6 +171,22 @@ def _id_sum(path: Path, id_column: str) -> tuple[int, int]:
     return count, total
 
 
+def _check_answer_labels(task: DSBenchTask) -> None:
+    """Raise `DataError` on a label that train.csv lacks, where one counts and all others are "not it"."""
+    metric, known = metrics.metric(task.spec.metric), {label.lower() for label in task.spec.labels or ()}
+    if not known or not (metric.family is Family.SCORE or metric.name == "f1"):
+        return
+    if known <= BINARY:
+        known = set(BINARY)
+    for cells in read_cells(task.answers, list(task.spec.target_columns)):
+        for cell in cells:
+            if canonical(cell).lower() not in known:
+                raise DataError(
+                    f"{task.answers}: the label {cell[:40]!r} is not among those of train.csv "
+                    f"({some(task.spec.labels or (), 8)}): correct it, or remove its row here and in test.csv"
+                )
+
+
 def _check_train(task: DSBenchTask) -> int:
     """The number of training rows. Raises `DataError` if nothing can be learnt from them."""
     train, spec = task.files["train.csv"], task.spec
@@ -184,6 +203,8 @@ def _check_train(task: DSBenchTask) -> int:
             _check_numbers(train, count, truth, cells, spec.metric)
         elif len(values) <= MAX_LABELS:
             values.update(map(canonical, cells))
+    if not count:
+        raise DataError(f"{train}: has a header but no rows")
     check_labels(train, spec, {value for value in values if value.lower() not in BLANK_CELLS})
     if not varied:
         raise DataError(

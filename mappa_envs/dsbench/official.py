@@ -36,9 +36,9 @@ from typing import Any
 
 from mappa_envs.dsbench.csv_files import read_header
 from mappa_envs.dsbench.grading import TaskSpec
-from mappa_envs.dsbench.task_files import Entry, Paths, check_columns, make_task
+from mappa_envs.dsbench.task_files import Entry, Paths, check_columns, check_scores, make_task
 from mappa_envs.dsbench.tasks import DSBenchTask
-from mappa_envs.errors import DataError
+from mappa_envs.errors import ConfigError, DataError
 
 
 def official_facts() -> dict[str, dict[str, Any]]:
@@ -122,9 +122,14 @@ def _task(data: Path, name: str, facts: Mapping[str, Any]) -> DSBenchTask:
         if not path.is_file():
             raise DataError(f"{path}: there is no such file; restore it from DSBench's data.zip")
     id_column, targets = _columns(paths, facts)
-    spec = TaskSpec(metric=facts["metric"], id_column=id_column, target_columns=targets)
+    try:
+        spec = TaskSpec(metric=facts["metric"], id_column=id_column, target_columns=targets)
+    except ConfigError as error:
+        raise DataError(f"{paths.answers}: {error}; restore it from DSBench's data.zip") from None
     check_columns(paths, spec, fix="restore the file from DSBench's data.zip, or rename the column")
-    return make_task(name, paths, spec, facts["text"], {**facts, **_scores(data, name, facts)})
+    scores = _scores(data, name, facts)
+    check_scores(data.parent / "save_performance", spec, scores)
+    return make_task(name, paths, spec, facts["text"], {**facts, **scores})
 
 
 def _sample(folder: Path) -> Path | None:
@@ -151,7 +156,7 @@ def _columns(paths: Paths, facts: Mapping[str, Any]) -> tuple[str, list[str]]:
     id_column, targets = str(facts["id"]), list(facts["targets"])
     train, test = read_header(paths.train), read_header(paths.test)
     if targets == ["*"]:
-        return id_column, [name for name in header if name != id_column and name not in test]
+        return id_column, [name for name in header if name and name != id_column and name not in test]
     if len(header) == 2 and len(targets) == 1:
         first, second = header
         if targets[0] not in header and id_column == first and second in train:

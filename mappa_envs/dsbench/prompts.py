@@ -29,8 +29,8 @@ class Facts:
 
     shapes: Mapping[str, tuple[int, int]]
     """Rows and columns by file name."""
-    has_numbers: bool
-    """Some feature column is numeric."""
+    has_text: bool
+    """Some feature column is not numeric."""
 
 
 DUTIES = {
@@ -124,7 +124,7 @@ def _files(view: View, facts: Facts) -> list[str]:
 
 def _starter(view: View, spec: TaskSpec, facts: Facts) -> list[Message]:
     seat = view.role.name.rsplit("_", 1)[0]
-    code = starter_code(seat, spec, facts.has_numbers)
+    code = starter_code(seat, spec, facts.has_text)
     ask = [view.task.prompt.strip(), _short_files(view, facts)]
     for turn in view.handovers:
         if said := _said(turn):
@@ -161,18 +161,20 @@ def _short_files(view: View, facts: Facts) -> str:
     return f"Files: {', '.join(words)}."
 
 
-def starter_code(seat: str, spec: TaskSpec, has_numbers: bool = True) -> str:
+def starter_code(seat: str, spec: TaskSpec, has_text: bool = False) -> str:
     """A short script that does the job of `data_engineer`, `modeler` or `analyst` for this task."""
     family = metrics.metric(spec.metric).family
-    if seat == "data_engineer" and not has_numbers:
+    if seat == "data_engineer" and has_text:
+        # Ranks: text becomes its place in the alphabet, alike in both tables, and the table no wider. Of many
+        # ways to write it, this is the one that a small model copies as often as the script for numbers.
         lines = [
             "import pandas as pd",
-            'train = pd.read_csv("train.csv")',
             'test = pd.read_csv("test.csv")',
-            f"both = pd.concat([train, test])[test.columns].drop(columns={_quote(spec.id_column)})",
-            "X = both.apply(lambda c: pd.factorize(c, sort=True)[0])",
-            'X[:len(train)].to_pickle("X_train.pkl")',
-            'X[len(train):].to_pickle("X_test.pkl")',
+            'train = pd.read_csv("train.csv")',
+            "X = pd.concat([test, train])[test.columns]"
+            f".drop(columns={_quote(spec.id_column)}).rank().fillna(0)",
+            'X.head(len(test)).to_pickle("X_test.pkl")',
+            'X.tail(len(train)).to_pickle("X_train.pkl")',
             f'{_target(family, spec)}.to_pickle("y_train.pkl")',
         ]
     elif seat == "data_engineer":

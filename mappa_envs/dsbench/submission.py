@@ -213,14 +213,14 @@ def _check_header(
         warnings.append(f"columns that are not asked for were ignored: {some(first)}")
 
 
-def _repeated(names: Iterable[str], most: int = 4) -> list[str]:
+def _repeated(names: Iterable[str]) -> list[str]:
     """The first names that appear again, each once."""
     seen: set[str] = set()
     again: dict[str, None] = {}
     for name in names:
         if name in seen:
             again[name] = None
-            if len(again) == most:
+            if len(again) == 4:
                 break
         seen.add(name)
     return list(again)

@@ -101,21 +101,21 @@ def require(path: Path, names: Sequence[str], fix: str) -> None:
             raise DataError(f"{path}: no column {name!r} (it has: {have}). Fix: {fix}")
 
 
-def check_scores(toml: Path, spec: TaskSpec, facts: Mapping[str, Any]) -> None:
+def check_scores(where: Path, spec: TaskSpec, facts: Mapping[str, Any]) -> None:
     """Raise `DataError` unless dummy and reference are finite scores and the reference is the better one."""
     for key in ("dummy", "reference"):
         score = facts.get(key, 0)
         is_number = isinstance(score, int | float) and not isinstance(score, bool)
         # Integers of TOML may be too large for a float.
         if not is_number or not abs(score) <= sys.float_info.max:
-            raise DataError(f"{toml}: {key!r} must be a score, a finite number; got {str(score)[:40]}")
+            raise DataError(f"{where}: {key!r} must be a score, a finite number; got {str(score)[:40]}")
     if "dummy" not in facts or "reference" not in facts:
         return
     higher = metrics.higher_is_better(spec.metric)
     dummy, reference = facts["dummy"], facts["reference"]
     if not (reference > dummy if higher else reference < dummy):
         raise DataError(
-            f"{toml}: reference = {reference} must be better than dummy = {dummy}, and a good {spec.metric} "
+            f"{where}: reference = {reference} must be better than dummy = {dummy}, and a good {spec.metric} "
             f"is {'high' if higher else 'low'}: correct one, or delete both"
         )
 

@@ -202,7 +202,8 @@ def test_experts_and_worked_examples_have_no_finding() -> None:
     for task in load_tasks("embedded", None):
         facts = facts_of(task)
         for seat in ("data_engineer", "modeler", "analyst"):
-            code = [*extract_code(expert_action(f"{seat}_0", task)), starter_code(seat, task.spec)]
+            code = extract_code(expert_action(f"{seat}_0", task))
+            code = [*code, *(starter_code(seat, task.spec, has_text) for has_text in (False, True))]
             for block in code:
                 assert check(read([block], facts), facts) == (), (task.task_id, seat)
 

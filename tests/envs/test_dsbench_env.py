@@ -69,15 +69,27 @@ def test_a_copied_starter_solves_the_task(real: DSBenchEnv) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("task_id", sorted(TASKS))
 def test_a_copied_starter_solves_every_task(real: DSBenchEnv, task_id: str) -> None:
-    assert play_code(real, TASKS[task_id], expert=False).success
+    episode = play_code(real, TASKS[task_id], expert=False)
+    assert episode.success
+    assert [turn.final_score for turn in episode.turns[:2]] == [9, 9]
 
 
 @pytest.mark.parametrize("seat", ["data_engineer", "modeler", "analyst"])
 def test_starters_are_short_python(seat: str) -> None:
     for task in TASKS.values():
-        code = starter_code(seat, task.spec)
-        ast.parse(code)
-        assert len(code) < 420
+        for has_text in (False, True):
+            code = starter_code(seat, task.spec, has_text)
+            ast.parse(code)
+            assert len(code) < 420
+
+
+def test_the_worked_example_keeps_text_columns(make_env: MakeEnv) -> None:
+    seen = {}
+    for task_id in ("superstore-profit", "sea-temperature", "wine-cultivar"):
+        env = make_env(prompt_style="starter", tasks=[TASKS[task_id]], split=None)
+        env.reset(seed=0)
+        seen[task_id] = ".rank()" in env.infos["data_engineer_0"]["messages"][2]["content"]
+    assert seen == {"superstore-profit": True, "sea-temperature": True, "wine-cultivar": False}
 
 
 def test_a_starter_prompt_begins_alike_in_every_episode(make_env: MakeEnv) -> None:
