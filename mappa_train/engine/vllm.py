@@ -165,7 +165,7 @@ class VllmEngine:
         self._shut_down()
 
     def _serve(self) -> bool:
-        """Do what was asked for, then sample one token of every request; False when all is over."""
+        """Do what was asked for, then sample a token of some requests; False when all is over."""
         try:
             while not self._pending or not self._jobs.empty():
                 job = self._jobs.get()
@@ -247,10 +247,14 @@ class VllmEngine:
         engine.add_request(name, prompt, params, lora_request=adapter)
 
     def _step(self) -> None:
-        for engine in self._engines():
-            if engine.has_unfinished_requests():
-                for output in engine.step():
-                    self._take(output)
+        """One token of every request of one engine, the first in the team's order that has any.
+
+        So a later agent's first prompts wait for the earlier agent's last, and are sampled with these in one
+        large batch, where all engines in turn would have several small ones: the cores are the same.
+        """
+        busy = [engine for engine in self._engines() if engine.has_unfinished_requests()]
+        for output in busy[0].step() if busy else ():
+            self._take(output)
 
     def _take(self, output: Any) -> None:
         pending = self._pending[output.request_id]
