@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -41,7 +41,7 @@ class Hooks(Protocol):
     async def grade(self, workspace: Workspace, task: Task, episode: Episode) -> Outcome: ...
 
     async def inspect(
-        self, workspace: Workspace, task: Task, paths: Sequence[str]
+        self, workspace: Workspace, task: Task, known: Mapping[str, Artifact], touched: Set[str]
     ) -> Mapping[str, Artifact]: ...
 
 
@@ -93,7 +93,7 @@ class Attempt:
         """Look at what is there already and prepare the first prompt."""
         laid = self.episode.start_role is not None and bool(self.artifacts)
         if laid or set(self.artifacts) & set(self.files):
-            found = await self.hooks.inspect(self.workspace, self.task, list(self.artifacts))
+            found = await self.hooks.inspect(self.workspace, self.task, self.artifacts, set(self.artifacts))
             self.artifacts.update(found)
             for path, artifact in found.items():
                 if artifact.status != "missing":
@@ -217,8 +217,9 @@ class Attempt:
             tool = _clean(await self.workspace.run(blocks))
             touched = {file.path for file in tool.files}
             if self.artifacts and touched & (set(self.artifacts) | set(self.task.files)):
-                found = await self.hooks.inspect(self.workspace, self.task, list(self.artifacts))
-                after = {path: self._signed(found[path], touched, draft.index) for path in self.artifacts}
+                found = await self.hooks.inspect(self.workspace, self.task, self.artifacts, touched)
+                signed = {path: self._signed(found[path], touched, draft.index) for path in found}
+                after = self.artifacts | signed
         turn = replace(
             draft,
             tool=tool,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Self
 
@@ -129,8 +129,14 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
     async def grade(self, workspace: Workspace, task: Task, episode: Episode) -> Outcome:
         """The verdict on the finished episode. Raises `SandboxError` when the sandbox failed."""
 
-    async def inspect(self, workspace: Workspace, task: Task, paths: Sequence[str]) -> Mapping[str, Artifact]:
-        """The state of the team's required files. Needed where a role requires any."""
+    async def inspect(
+        self, workspace: Workspace, task: Task, known: Mapping[str, Artifact], touched: Set[str]
+    ) -> Mapping[str, Artifact]:
+        """The state of the team's required files, at least of those that may have another than before.
+
+        `known` is what was found of all of them before, `touched` has every file of the workspace that may
+        have changed since. Needed where a role requires files.
+        """
         raise NotImplementedError(f"{self.env_id} has required files but no inspect()")
 
     async def lay_start(self, workspace: Workspace, task: Task, upstream: Sequence[Role]) -> None:

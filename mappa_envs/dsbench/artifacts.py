@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -75,10 +75,29 @@ def _sha256(path: str, num_bytes: int) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest() if small else ""
 
 
+def stale(known: Mapping[str, Artifact], touched: Set[str]) -> list[str]:
+    """Of the known files those of which something else may be found, now that others were touched."""
+    found = touched & known.keys()
+    changed = not touched.isdisjoint(("train.csv", "test.csv"))
+    for paths in facts.STAGES.values():
+        changed = changed or not touched.isdisjoint(paths)
+        if changed:
+            found |= {path for path in paths if path in known and known[path].status != "missing"}
+    return [path for path in known if path in found]
+
+
 async def inspect(
-    workspace: Workspace, paths: Sequence[str], spec: TaskSpec, tables: Tables, *, time_s: float = TIME_S
+    workspace: Workspace,
+    paths: Sequence[str],
+    spec: TaskSpec,
+    tables: Tables,
+    *,
+    known: Mapping[str, Artifact] | None = None,
+    time_s: float = TIME_S,
 ) -> dict[str, Artifact]:
     """Look at the named files, which may be missing, all at the same time.
+
+    `known` is what was found of others, and is still true.
 
     Known names are X_train.pkl, X_test.pkl, y_train.pkl, model.pkl and submission.csv; of any other file
     only that it is a regular, non-empty one. `written_by` is left to the caller.
@@ -88,7 +107,8 @@ async def inspect(
         *(workspace.inspect(script("examine", job(path, spec, tables)), time_s=time_s) for path in paths)
     )
     found = {path: _artifact(path, report, spec, tables) for path, report in zip(paths, reports, strict=True)}
-    valid = frozenset(path for path, artifact in found.items() if artifact.status == "valid")
+    both = {**(known or {}), **found}
+    valid = frozenset(path for path, artifact in both.items() if artifact.status == "valid")
     measured = await facts.measure(workspace, job("", spec, tables), valid)
     return {path: replace(artifact, facts=measured.get(path, {})) for path, artifact in found.items()}
 

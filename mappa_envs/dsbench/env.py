@@ -43,7 +43,7 @@ Version history
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -132,10 +132,13 @@ class DSBenchEnv(PipelineEnv):
         task = _own(view.task)
         return prompts.build(view, task.spec, _facts(task), self.prompt_style)
 
-    async def inspect(self, workspace: Workspace, task: Task, paths: Sequence[str]) -> Mapping[str, Artifact]:
+    async def inspect(
+        self, workspace: Workspace, task: Task, known: Mapping[str, Artifact], touched: Set[str]
+    ) -> Mapping[str, Artifact]:
         mine = _own(task)
         tables = artifacts.Tables.read(mine.files["train.csv"], mine.files["test.csv"], mine.spec)
-        return await artifacts.inspect(workspace, paths, mine.spec, tables)
+        paths = artifacts.stale(known, touched)
+        return await artifacts.inspect(workspace, paths, mine.spec, tables, known=known)
 
     async def lay_start(self, workspace: Workspace, task: Task, upstream: Sequence[Role]) -> None:
         from mappa_envs.testing.expert import lay_artifacts

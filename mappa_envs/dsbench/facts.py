@@ -55,7 +55,7 @@ FACTS = {
 }
 """All in [-1, 1]."""
 
-_STAGES = {
+STAGES = {
     "tables": ("X_train.pkl", "X_test.pkl", "y_train.pkl"),
     "model": ("model.pkl",),
     "submission": ("submission.csv",),
@@ -77,7 +77,7 @@ async def measure(
     """
     known = _measured.setdefault(workspace, {})
     stages: dict[str, str] = {}
-    for stage, paths in _STAGES.items():
+    for stage, paths in STAGES.items():
         if not valid.issuperset(paths):
             break
         stages[stage] = known.get(stage, ("", {}))[0]

@@ -6,7 +6,10 @@ goes along with every call.
 
 from __future__ import annotations
 
+import base64
+import importlib.util
 import json
+import marshal
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
@@ -25,13 +28,16 @@ _MODULES = {
 }
 """By function: what the worker executes, in this order. The last one has the function."""
 _BOOT = """
-import json, sys, types
+import base64, importlib.util, json, marshal, sys, types
 sys.path[:] = [entry for entry in sys.path if entry not in ("", ".")]
+compiled = marshal.loads(base64.b64decode(code)) if importlib.util.MAGIC_NUMBER == magic else {}
 for name, source in sources.items():
     module = types.ModuleType("mappa_envs." + name)
     sys.modules[module.__name__] = module
-    exec(compile(source, f"<{name}>", "exec"), module.__dict__)
+    exec(compiled.get(name) or compile(source, f"<{name}>", "exec"), module.__dict__)
 """
+"""Compiling takes longer than most of what the worker does, so the code goes along with its source. Only an
+interpreter of the same version can use it: that of a container may be another one."""
 
 
 def script(function: Literal["examine", "measure"], job: Mapping[str, Any]) -> str:
@@ -45,4 +51,7 @@ def _constant_part(function: str) -> str:
     sources = {
         name: (folder / f"{name.replace('.', '/')}.py").read_text("utf-8") for name in _MODULES[function]
     }
-    return f"sources = {sources!r}\n{_BOOT}report(module.{function}(json.loads(job)))\n"
+    compiled = {name: compile(source, f"<{name}>", "exec") for name, source in sources.items()}
+    code = base64.b64encode(marshal.dumps(compiled))
+    known = f"sources = {sources!r}\ncode = {code!r}\nmagic = {importlib.util.MAGIC_NUMBER!r}\n"
+    return f"{known}{_BOOT}report(module.{function}(json.loads(job)))\n"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,8 @@ from typing import Any
 import pytest
 from inspection_bench import Bench, TinyTask, tiny_task
 
-from mappa_envs.dsbench.artifacts import inspect
+from mappa_envs.dsbench import worker_script
+from mappa_envs.dsbench.artifacts import inspect, stale
 from mappa_envs.dsbench.pickle_checks import Fault
 from mappa_envs.dsbench.safe_pickle import load
 from mappa_envs.testing import FakeSandbox
@@ -369,3 +373,37 @@ def test_a_module_in_the_workspace_is_not_imported_by_the_inspector(task: TinyTa
     copy = "import os; os.replace('value.pkl', 'model.pkl')"
     _, found = bench.look(task, trap + save + copy, ["model.pkl"])
     assert found["model.pkl"].problem.startswith("model.pkl holds a Fraction")
+
+
+ALL = ["X_train.pkl", "X_test.pkl", "y_train.pkl", "model.pkl", "submission.csv"]
+
+
+@pytest.mark.parametrize(
+    ("touched", "there", "again"),
+    [
+        (set(), ALL, []),
+        ({"notes.txt"}, ALL, []),
+        ({"submission.csv"}, ALL, ALL[4:]),
+        ({"model.pkl"}, ALL, ALL[3:]),
+        ({"y_train.pkl"}, ALL, ALL),
+        ({"test.csv"}, ALL, ALL),
+        (set(ALL[:3]), [], ALL[:3]),
+        ({"X_test.pkl", "model.pkl"}, ALL[:3], ALL[:4]),
+    ],
+)
+def test_looked_at_again_is_what_may_have_changed(
+    touched: set[str], there: list[str], again: list[str]
+) -> None:
+    known = {p: Artifact(path=p, status="valid" if p in there else "missing") for p in ALL}
+    assert stale(known, touched) == again
+
+
+@pytest.mark.parametrize("magic", [None, b"of another Python"])
+def test_the_script_needs_no_interpreter_of_the_same_version(magic: bytes | None, tmp_path: Path) -> None:
+    text = worker_script.script("examine", {"path": str(tmp_path / "no.pkl")})
+    if magic is not None:
+        text = text.replace(repr(importlib.util.MAGIC_NUMBER), repr(magic))
+        assert repr(magic) in text
+    code = f"report = lambda found: print(found['status'])\n{text}"
+    done = subprocess.run([sys.executable], input=code, capture_output=True, text=True, check=True)
+    assert done.stdout == "missing\n"

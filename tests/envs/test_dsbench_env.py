@@ -54,6 +54,20 @@ def test_the_expert_succeeds(real: DSBenchEnv, task_id: str) -> None:
     assert Episode.from_json(episode.to_json()) == episode
 
 
+def test_what_a_later_role_breaks_is_found(real: DSBenchEnv) -> None:
+    task = TASKS["iris-species"]
+    real.reset(seed=0, options={"task_id": task.task_id})
+    breaks = "```python\nimport pandas as pd\npd.read_pickle('X_test.pkl').iloc[:, 1:].to_pickle('X_test.pkl')\n```"
+    for agent in ("data_engineer_0", "modeler_0"):
+        real.step(expert_action(agent, task))
+    assert {a.status for turn in real.episode.turns for a in turn.artifacts} == {"valid"}
+    real.step(breaks)
+    found = {a.path: a for a in real.episode.turns[-1].artifacts} | real._running.artifacts
+    assert (found["X_test.pkl"].status, found["X_test.pkl"].written_by) == ("invalid", 2)
+    assert found["model.pkl"].status == "invalid"
+    assert (found["X_train.pkl"].status, found["X_train.pkl"].written_by) == ("valid", 0)
+
+
 def test_the_expert_prepares_a_start_in_the_middle(real: DSBenchEnv) -> None:
     episode = play_code(real, TASKS["penguin-sex"], "modeler_0", expert=True)
     assert [turn.agent for turn in episode.turns] == ["modeler_0", "analyst_0"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from mappa_envs.pipeline import PipelineEnv
@@ -51,7 +51,9 @@ class TwoEnv(PipelineEnv):
         said = " ".join(turn.action for turn in view.handovers)
         return [Message(role="user", content=f"{view.task.prompt} {said}")]
 
-    async def inspect(self, workspace: Workspace, task: Task, paths: Sequence[str]) -> Mapping[str, Artifact]:
+    async def inspect(
+        self, workspace: Workspace, task: Task, known: Mapping[str, Artifact], touched: Set[str]
+    ) -> Mapping[str, Artifact]:
         return {}
 
     async def lay_start(self, workspace: Workspace, task: Task, upstream: Sequence[Role]) -> None:
