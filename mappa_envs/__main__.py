@@ -130,16 +130,28 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _check_problems(path: str) -> int:
-    """Maths problems: unreadable ones are an error of their own; the same one twice is a finding."""
+    """Maths problems: unreadable ones are an error; findings are the same one twice, and a useless answer."""
+    from mappa_envs.mathchat.grading import judge
     from mappa_envs.mathchat.overlaps import find_overlaps
     from mappa_envs.mathchat.tasks import load_tasks
 
     tasks = load_tasks(path)
     overlaps = find_overlaps(tasks)
+    useless = [
+        (task.task_id, gold)
+        for task in tasks
+        for gold in task.golds
+        if not judge(rf"\boxed{{{gold}}}", [gold]).right
+    ]
+    for task_id, gold in useless:
+        print(f"{'PROBLEM':8}{task_id!r}: nothing matches its answer {gold[:60]!r}: balance the braces")
     for overlap in overlaps:
         print(f"{'LEAK' if overlap.leaks else 'TWICE':8}{overlap.message}")
-    print(f"{len(tasks)} problems looked at, {len(overlaps)} pairs are the same")
-    return int(bool(overlaps))
+    print(
+        f"{len(tasks)} problems looked at, {len(overlaps)} pairs are the same, "
+        f"{len(useless)} answers can never be given"
+    )
+    return int(bool(overlaps or useless))
 
 
 def _build_image(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -36,6 +36,8 @@ from mappa_envs.view import View, handovers_for
 class Hooks(Protocol):
     """What is particular to an environment; `PipelineEnv` documents each."""
 
+    env_id: str
+
     def build_messages(self, view: View) -> Sequence[Message]: ...
 
     async def grade(self, workspace: Workspace, task: Task, episode: Episode) -> Outcome: ...
@@ -51,7 +53,6 @@ class Step:
 
     turn: Turn
     corrections: tuple[Correction, ...] = ()
-    following: str | None = None
     stop: StopReason | None = None
 
 
@@ -70,21 +71,28 @@ class Attempt:
         coach: Coach | None,
         task: Task,
         workspace: Workspace,
-        episode: Episode,
-        clock: Callable[[], float] = time.monotonic,
+        seed: int,
+        start_role: str | None,
     ) -> None:
         self.hooks, self.rules = hooks, rules
-        self.task, self.workspace, self.episode = task, workspace, episode
+        self.task, self.workspace = task, workspace
+        self.episode = Episode(
+            env_id=hooks.env_id,
+            task_id=task.task_id,
+            task_type=task.task_type,
+            split=task.split,
+            seed=seed,
+            start_role=start_role,
+        )
         self.files: dict[str, int | None] = {name: _size(path) for name, path in task.files.items()}
         self.artifacts = {path: Artifact(path=path, status="missing") for path in rules.required}
-        self.acting = episode.start_role or rules.team[0].name
+        self.acting = start_role or rules.team[0].name
         self.closing: int | None = None
-        self._scorer = Scorer(coach, clock)
+        self._scorer = Scorer(coach)
         self._scoring: Scoring = "inline" if coach is None else rules.scoring
         self._states: list[Mapping[str, Artifact]] = []
         """The required files before the first action and after each."""
-        self._clock = clock
-        self._started_s = clock()
+        self._started_s = time.monotonic()
         self._visit_start = 0
         """Index of the first turn since the acting role was handed to."""
         self.messages: tuple[Message, ...] = ()
@@ -207,11 +215,11 @@ class Attempt:
             self.acting, self._visit_start = following, len(self.episode.turns)
         if stop is None:
             self._prepare()
-        return Step(turn=turns[-1], corrections=corrections, following=following, stop=stop)
+        return Step(turn=turns[-1], corrections=corrections, stop=stop)
 
     async def _run(self, role: Role, draft: Turn) -> tuple[Turn, dict[str, Artifact]]:
         """Run the message's code and look at the files where it touched any that matter."""
-        start = self._clock()
+        start = time.monotonic()
         tool, after = None, self.artifacts
         if blocks := extract_code(draft.action):
             tool = _clean(await self.workspace.run(blocks))
@@ -224,14 +232,14 @@ class Attempt:
             draft,
             tool=tool,
             artifacts=tuple(after[path] for path in role.required),
-            sandbox_s=self._clock() - start,
+            sandbox_s=time.monotonic() - start,
         )
         return replace(turn, handed_over=self._hands_over(role, turn)), after
 
     def _signed(self, found: Artifact, touched: set[str], index: int) -> Artifact:
         """With the turn that last wrote (or deleted) the file."""
         writer = index if found.path in touched else self.artifacts[found.path].written_by
-        return replace(found, written_by=writer, problem=sanitize(found.problem))
+        return replace(found, written_by=writer, kind=sanitize(found.kind), problem=sanitize(found.problem))
 
     def _hands_over(self, role: Role, turn: Turn) -> bool:
         num_used = turn.index - self._visit_start + 1
@@ -253,7 +261,7 @@ class Attempt:
         if turn.index + 1 >= self.rules.max_turns:
             return None, StopReason.MAX_TURNS
         limit_s = self.rules.time_limit_s
-        if limit_s is not None and self._clock() - self._started_s > limit_s:
+        if limit_s is not None and time.monotonic() - self._started_s > limit_s:
             return None, StopReason.TIME
         return following, None
 

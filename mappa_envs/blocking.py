@@ -17,6 +17,24 @@ END_S = 5.0
 """How long the end of the process waits for what its coroutines are in the middle of."""
 
 
+async def end_tasks() -> None:
+    """Cancel all other tasks of this loop, and wait until they have ended."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def settle(done: Future[T], function: Callable[[], T]) -> None:
+    """Call the function for whoever waits for `done`, unless nobody does any more."""
+    if not done.set_running_or_notify_cancel():
+        return
+    try:
+        done.set_result(function())
+    except BaseException as error:  # noqa: BLE001  (raised again by whoever awaits)
+        done.set_exception(error)
+
+
 class _LoopThread:
     """One event loop in one daemon thread, shared by every synchronous caller of this process."""
 
@@ -43,10 +61,7 @@ class _LoopThread:
             self.thread.join(END_S)
 
     async def _end(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks()
         self._ended = True
         self.loop.stop()
 
@@ -132,10 +147,4 @@ class CallThread:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            done, function = call
-            if not done.set_running_or_notify_cancel():
-                continue
-            try:
-                done.set_result(function())
-            except BaseException as error:  # noqa: BLE001  (raised again by whoever awaits)
-                done.set_exception(error)
+            settle(*call)

@@ -30,9 +30,11 @@ import traceback
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 from types import ModuleType
 from typing import Any
 
+from mappa_envs.blocking import settle
 from mappa_envs.errors import MappaError, SandboxError
 
 START_TIMEOUT_S = 120.0
@@ -94,17 +96,9 @@ class HelperPool:
     ) -> Any:
         """`call` for an event loop. If it is cancelled, the call in the helper goes on to its end."""
         done: Future[Any] = Future()
-
-        def work() -> None:
-            if not done.set_running_or_notify_cancel():
-                return
-            try:
-                done.set_result(self.call(function, arguments, data=data, timeout_s=timeout_s))
-            except BaseException as error:  # noqa: BLE001  (raised again by whoever awaits)
-                done.set_exception(error)
-
+        work = partial(self.call, function, arguments, data=data, timeout_s=timeout_s)
         # Not the loop's executor: a few slow calls would hold up all others, and its threads the exit.
-        threading.Thread(target=work, name="mappa-helper-call", daemon=True).start()
+        threading.Thread(target=settle, args=(done, work), name="mappa-helper-call", daemon=True).start()
         return await asyncio.wrap_future(done)
 
     def close(self) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Self
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Dict as DictSpace
 from pettingzoo import AECEnv
 
 from mappa_envs.attempt import Attempt, Step
@@ -24,10 +23,11 @@ from mappa_envs.coach import make_coach
 from mappa_envs.coach.base import Coach
 from mappa_envs.errors import ConfigError, SandboxError
 from mappa_envs.rules import GroundTruth, Handover, Rules, check_choice, most_turns
+from mappa_envs.sampling import pick
 from mappa_envs.sandbox import open_sandbox
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 from mappa_envs.scoring import Correction, Scoring, check_coach
-from mappa_envs.spaces import MAX_CHARS, FreeText, count_space, prompt_space
+from mappa_envs.spaces import MAX_CHARS, FreeText, check_action, prompt_space, state_space
 from mappa_envs.types import Artifact, Episode, Message, Outcome, Role, StopReason, Task
 from mappa_envs.view import View, Visibility, file_trail, newest_turn, printable, prompt_text, transcript
 
@@ -117,7 +117,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         self.possible_agents = [role.name for role in team]
         self.action_spaces = {agent: FreeText() for agent in self.possible_agents}
         self.observation_spaces = {agent: prompt_space() for agent in self.possible_agents}
-        self.state_space = DictSpace({"transcript": FreeText(), "files": FreeText(), "turn": count_space()})
+        self.state_space = state_space()
 
     # The hooks of an environment.
 
@@ -199,8 +199,8 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         if seed is not None:
             self._rng = np.random.default_rng(seed)
         number = int(self._rng.integers(2**31)) if seed is None else int(seed)
-        task = self._pick_task((options or {}).get("task_id"), number)
-        start = self._check_start((options or {}).get("start_role"))
+        task = pick(self.tasks, (options or {}).get("task_id"), number)
+        start = self.rules.start((options or {}).get("start_role"))
         await self._end_attempt()
         self._workspace = workspace = await self._open_sandbox().open(task.files)
         try:
@@ -212,14 +212,8 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
                 coach=self.coach,
                 task=task,
                 workspace=workspace,
-                episode=Episode(
-                    env_id=self.env_id,
-                    task_id=task.task_id,
-                    task_type=task.task_type,
-                    split=task.split,
-                    seed=number,
-                    start_role=start,
-                ),
+                seed=number,
+                start_role=start,
             )
             await attempt.begin()
         except BaseException:
@@ -237,7 +231,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         if self._is_over():
             self._was_dead_step(action)
             return
-        text = _check_action(self.agent_selection, action)
+        text = check_action(self.agent_selection, action)
         self._show(await self._running.play(text))
         if self.episode.stop_reason is not None:
             await self._close_workspace()
@@ -370,22 +364,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
             messages = [{"role": m.role, "content": m.content} for m in self._running.messages]
             self.infos[self.agent_selection]["messages"] = messages
 
-    # Tasks, sandbox, workspace.
-
-    def _pick_task(self, task_id: object, seed: int) -> Task:
-        if task_id is None:
-            return self.tasks[int(np.random.default_rng(seed).integers(len(self.tasks)))]
-        for task in self.tasks:
-            if task.task_id == task_id:
-                return task
-        known = ", ".join(sorted(task.task_id for task in self.tasks)[:20])
-        raise ConfigError(f"task_id: no task {task_id!r} among the {len(self.tasks)} of this env ({known} …)")
-
-    def _check_start(self, start: Any) -> str | None:
-        if start is not None and start not in self.possible_agents:
-            raise ConfigError(f"start_role: no role {start!r}; known: {', '.join(self.possible_agents)}")
-        # Starting with the first role is an ordinary episode.
-        return None if start == self.possible_agents[0] else start
+    # Sandbox and workspace.
 
     def _open_sandbox(self) -> Sandbox:
         if self._sandbox is None:
@@ -413,13 +392,3 @@ def large_files(tasks: Iterable[Task]) -> list[Path]:
     """The tasks' files that a sandbox should show instead of copying them for every episode."""
     files = dict.fromkeys(path for task in tasks for path in task.files.values())
     return [path for path in files if path.is_file() and path.stat().st_size > LARGE_FILE_BYTES]
-
-
-def _check_action(agent: str, action: Any) -> str:
-    if not isinstance(action, str):
-        raise TypeError(
-            f"the action of {agent} must be a str, its whole message; got {type(action).__name__}"
-        )
-    if len(action) > MAX_CHARS:
-        raise ValueError(f"the action of {agent} has {len(action)} characters; at most {MAX_CHARS} are taken")
-    return action

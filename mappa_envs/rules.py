@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from mappa_envs.errors import ConfigError
 from mappa_envs.scoring import Scoring
@@ -51,6 +51,16 @@ class Rules:
             if role.name == name:
                 return role
         raise KeyError(f"no agent {name!r}; the team is {', '.join(role.name for role in self.team)}")
+
+    def start(self, name: Any) -> str | None:
+        """The role to start with; None for the first one, with which an episode is an ordinary one.
+
+        Raises `ConfigError` for a role that there is not.
+        """
+        names = [role.name for role in self.team]
+        if name is not None and name not in names:
+            raise ConfigError(f"start_role: no role {name!r}; known: {', '.join(names)}")
+        return None if name == names[0] else name
 
     def upstream(self, name: str) -> tuple[Role, ...]:
         """The roles before this one in the list."""

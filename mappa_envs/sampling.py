@@ -1,4 +1,4 @@
-"""Which tasks a training step or an evaluation draws."""
+"""Which tasks an episode and a training step draw."""
 
 from __future__ import annotations
 
@@ -6,10 +6,23 @@ import hashlib
 from collections.abc import Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from mappa_envs.errors import ConfigError
 from mappa_envs.types import Task
 
 AnyTask = TypeVar("AnyTask", bound=Task)
+
+
+def pick(tasks: Sequence[AnyTask], task_id: object, seed: int) -> AnyTask:
+    """The task of this id, or the one that the seed draws. Raises `ConfigError` on an id of none."""
+    if task_id is None:
+        return tasks[int(np.random.default_rng(seed).integers(len(tasks)))]
+    for task in tasks:
+        if task.task_id == task_id:
+            return task
+    known = ", ".join(sorted(task.task_id for task in tasks)[:20])
+    raise ConfigError(f"task_id: no task {task_id!r} among the {len(tasks)} of this env ({known} …)")
 
 
 def stratified(tasks: Sequence[AnyTask], count: int, seed: int, step: int) -> list[AnyTask]:

@@ -63,8 +63,8 @@ class Scorer:
     or `cancel` was awaited there.
     """
 
-    def __init__(self, coach: Coach | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._coach, self._clock = coach, clock
+    def __init__(self, coach: Coach | None) -> None:
+        self._coach = coach
         self._reads_scores = bool(getattr(coach, "reads_scores", True))
         self._jobs: list[Job] = []
 
@@ -80,19 +80,19 @@ class Scorer:
         if not self._reads_scores:
             bare = tuple(map(_unscored, request.episode.turns))
             request = replace(request, episode=replace(request.episode, turns=bare))
-        start = self._clock()
+        start = time.monotonic()
         try:
             found = await _asked(self._coach, "score", request)
             score = checked_score(self._coach, found, [role.name for role in request.team])
             _check_revisions(score, request.turn.index)
         except CoachError as error:
-            return [Verdict(unscored_reason=sanitize(str(error)), coach_s=self._clock() - start)]
-        return [Verdict(score=score, coach_s=self._clock() - start)]
+            return [Verdict(unscored_reason=sanitize(str(error)), coach_s=time.monotonic() - start)]
+        return [Verdict(score=score, coach_s=time.monotonic() - start)]
 
     async def look_back(self, request: EpisodeRequest) -> list[Verdict]:
         """One verdict an action, in their order; each takes an equal part of the time."""
         assert isinstance(self._coach, HindsightCoach)  # `check_coach` saw to it
-        start, num_turns = self._clock(), len(request.episode.turns)
+        start, num_turns = time.monotonic(), len(request.episode.turns)
         reason, scores = "the coach has no verdict on this action", list[CoachScore | None]()
         try:
             found = await _asked(self._coach, "score_episode", request)
@@ -101,7 +101,7 @@ class Scorer:
                 raise CoachError(f"the coach gave {len(scores)} verdicts on {num_turns} actions")
         except CoachError as error:
             reason, scores = sanitize(str(error)), [None] * num_turns
-        part_s = (self._clock() - start) / num_turns
+        part_s = (time.monotonic() - start) / num_turns
         return [
             Verdict(
                 # Scores in hindsight are final already.

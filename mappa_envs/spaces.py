@@ -62,7 +62,18 @@ class FreeText(gymnasium.Space[str]):
     __hash__ = None  # type: ignore[assignment]
 
 
-def count_space() -> Box:
+def check_action(agent: str, action: object) -> str:
+    """The action, if it is in the space. Raises `TypeError` or `ValueError`."""
+    if not isinstance(action, str):
+        raise TypeError(
+            f"the action of {agent} must be a str, its whole message; got {type(action).__name__}"
+        )
+    if len(action) > MAX_CHARS:
+        raise ValueError(f"the action of {agent} has {len(action)} characters; at most {MAX_CHARS} are taken")
+    return action
+
+
+def _count_space() -> Box:
     """A number of turns or actions."""
     return Box(0, np.iinfo(np.int64).max, (), np.int64)
 
@@ -70,4 +81,9 @@ def count_space() -> Box:
 def prompt_space() -> DictSpace:
     """What an agent sees: its prompt as one string, the turns so far, its actions left."""
     # PettingZoo's tests demand arrays under keys called "observation" or "action_mask": none here.
-    return DictSpace({"prompt": FreeText(), "turn": count_space(), "actions_left": count_space()})
+    return DictSpace({"prompt": FreeText(), "turn": _count_space(), "actions_left": _count_space()})
+
+
+def state_space() -> DictSpace:
+    """The whole episode: its transcript, the trail of its files, the turns so far."""
+    return DictSpace({"transcript": FreeText(), "files": FreeText(), "turn": _count_space()})

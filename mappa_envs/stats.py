@@ -5,6 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+LEVEL, Z = 0.95, 1.959964
+"""Of an interval, and where the normal distribution has its bounds."""
+DRAWS = 2000
+"""Of a bootstrap; always the same ones."""
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -13,23 +20,23 @@ def mean(values: Iterable[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """The Wilson score interval of a rate, 95 % unless `z` says otherwise; (0, 1) of nothing."""
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """The Wilson score 95 % interval of a rate; (0, 1) of nothing."""
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials")
     if trials == 0:
         return 0.0, 1.0
     rate = successes / trials
-    center = rate + z * z / (2 * trials)
-    spread = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
-    scale = 1 + z * z / trials
+    center = rate + Z * Z / (2 * trials)
+    spread = Z * math.sqrt(rate * (1 - rate) / trials + Z * Z / (4 * trials * trials))
+    scale = 1 + Z * Z / trials
     low = 0.0 if successes == 0 else (center - spread) / scale
     high = 1.0 if successes == trials else (center + spread) / scale
     return low, high
 
 
 def bootstrap_interval(
-    groups: Sequence[Sequence[float]], *, draws: int = 2000, level: float = 0.95, seed: int = 0
+    groups: Sequence[Sequence[float]], *, level: float = LEVEL
 ) -> tuple[float, float] | None:
     """The percentile interval of the mean over all values, by drawing whole groups (tasks) again.
 
@@ -38,18 +45,22 @@ def bootstrap_interval(
     """
     import numpy as np
 
-    filled = [list(group) for group in groups if len(group)]
-    if len(filled) == 1:
-        filled = [[value] for value in filled[0]]
+    filled = _to_draw(groups)
     if len(filled) < 2:
         return None
     sums = np.array([math.fsum(group) for group in filled])
     counts = np.array([len(group) for group in filled])
-    picks = np.random.default_rng(seed).integers(len(filled), size=(draws, len(filled)))
+    picks = np.random.default_rng(0).integers(len(filled), size=(DRAWS, len(filled)))
     means = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
     tail = (1 - level) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
+
+
+def _to_draw(groups: Sequence[Sequence[T]]) -> list[list[T]]:
+    """The groups that hold anything; of one alone, its values one by one."""
+    filled = [list(group) for group in groups if len(group)]
+    return [[value] for value in filled[0]] if len(filled) == 1 else filled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +73,7 @@ class Correlation:
     num: int
 
 
-def rank_correlation(
-    groups: Sequence[Sequence[tuple[float, float]]], *, draws: int = 2000, level: float = 0.95, seed: int = 0
-) -> Correlation | None:
+def rank_correlation(groups: Sequence[Sequence[tuple[float, float]]]) -> Correlation | None:
     """Spearman's ρ over the pairs of all groups (tasks), its interval by drawing whole groups again.
 
     Ties get mid-ranks. The draws weight the ranks of the whole sample instead of ranking each draw anew: for
@@ -74,9 +83,7 @@ def rank_correlation(
     import numpy as np
     from scipy.stats import rankdata
 
-    filled = [list(group) for group in groups if len(group)]
-    if len(filled) == 1:
-        filled = [[pair] for pair in filled[0]]
+    filled = _to_draw(groups)
     pairs = np.array([pair for group in filled for pair in group], dtype=np.float64).reshape(-1, 2)
     if len(pairs) < 3 or (pairs == pairs[0]).all(axis=0).any():
         return None
@@ -84,14 +91,14 @@ def rank_correlation(
     starts = np.cumsum([0, *(len(group) for group in filled[:-1])])
     sums = np.add.reduceat(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y]), starts, axis=1)
     share = np.full(len(filled), 1 / len(filled))
-    drawn = np.random.default_rng(seed).multinomial(len(filled), share, size=draws) @ sums.T
+    drawn = np.random.default_rng(0).multinomial(len(filled), share, size=DRAWS) @ sums.T
     count, a, b, aa, bb, ab = np.vstack([sums.sum(axis=1), drawn]).T
     spread = np.maximum(aa - a * a / count, 0.0) * np.maximum(bb - b * b / count, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.where(spread > 1e-9, (ab - a * b / count) / np.sqrt(spread), np.nan)
     defined = np.clip(found[1:][np.isfinite(found[1:])], -1.0, 1.0)
     low = high = None
-    if 2 * len(defined) > draws:
-        tail = (1 - level) / 2
+    if 2 * len(defined) > DRAWS:
+        tail = (1 - LEVEL) / 2
         low, high = (float(edge) for edge in np.quantile(defined, [tail, 1 - tail]))
     return Correlation(value=float(np.clip(found[0], -1.0, 1.0)), low=low, high=high, num=len(pairs))

@@ -12,6 +12,9 @@ from mappa_envs.types import Artifact, Episode, Message, Role, Task, ToolResult,
 
 Visibility = Literal["full", "previous"]
 
+MAX_OUTPUT_CHARS = 12_000
+"""Of one run's output in the prompt of who ran it."""
+
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
 
@@ -88,7 +91,7 @@ def tool_text(tool: ToolResult) -> str:
     return "\n".join(parts)
 
 
-def own_messages(view: View, max_chars: int = 12_000) -> list[Message]:
+def own_messages(view: View) -> list[Message]:
     """The role's own turns as a chat: its message, then what its code printed.
 
     The output comes in the role "user": not every chat template knows "tool".
@@ -97,7 +100,7 @@ def own_messages(view: View, max_chars: int = 12_000) -> list[Message]:
     for turn in view.own:
         messages.append(Message(role="assistant", content=handover_text(turn.action)))
         shown = "There was no code to run." if turn.tool is None else tool_text(turn.tool)
-        messages.append(Message(role="user", content=f"Output:\n{head_and_tail(shown, max_chars)}"))
+        messages.append(Message(role="user", content=f"Output:\n{head_and_tail(shown, MAX_OUTPUT_CHARS)}"))
     return messages
 
 

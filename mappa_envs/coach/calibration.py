@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mappa_envs.coach.base import Coach, CoachRequest, EpisodeRequest, HindsightCoach
 from mappa_envs.coach.returned import checked_score, checked_scores
@@ -30,6 +30,8 @@ from mappa_envs.errors import ConfigError
 from mappa_envs.scoring import Verdict, enter
 from mappa_envs.stats import Correlation, mean
 from mappa_envs.types import CoachScore, ScoreRevision, Turn
+
+Scored = TypeVar("Scored", CoachScore, ScoreRevision)
 
 SCHEMA = 1
 SCORE = "score "
@@ -194,18 +196,14 @@ class CalibratedCoach:
         verdict = checked_score(self.coach, found, [role.name for role in request.team])
         revisions = tuple(
             # One of a turn that is not there is left for the environment to refuse.
-            self._revise(item, turns[item.turn], task_type) if 0 <= item.turn < len(turns) else item
+            self._convert(item, turns[item.turn], task_type) if 0 <= item.turn < len(turns) else item
             for item in verdict.revisions
         )
         return replace(self._convert(verdict, request.turn, task_type), revisions=revisions)
 
-    def _convert(self, verdict: CoachScore, turn: Turn, task_type: str) -> CoachScore:
-        score = self.calibration.score(turn, task_type, verdict.score)
-        return replace(verdict, score=score, reason=_told(verdict.reason, verdict.score, score))
-
-    def _revise(self, revision: ScoreRevision, turn: Turn, task_type: str) -> ScoreRevision:
-        score = self.calibration.score(turn, task_type, revision.score)
-        return replace(revision, score=score, reason=_told(revision.reason, revision.score, score))
+    def _convert(self, given: Scored, turn: Turn, task_type: str) -> Scored:
+        score = self.calibration.score(turn, task_type, given.score)
+        return replace(given, score=score, reason=_told(given.reason, given.score, score))
 
 
 class CalibratedHindsightCoach(CalibratedCoach):

@@ -30,6 +30,8 @@ from mappa_envs.types import Artifact
 
 TIME_S = 20.0
 """For one file. A model that needs longer to predict test.csv is not found valid."""
+MAX_DIMENSIONS, MAX_LENGTH = 64, 1 << 53
+"""Of a shape that is believed; numpy has no more dimensions."""
 MAX_COMPARED_BYTES = 20 << 20
 """A target file is compared with the columns of train.csv up to this size."""
 
@@ -143,7 +145,8 @@ def _artifact(path: str, report: Any, spec: TaskSpec, tables: Tables) -> Artifac
         why = f"{path} could not be looked at: loading or using it crashed or took too long"
         return Artifact(path=path, status="unverifiable", problem=why)
     shape, nan, kind, problem = (report.get(key) for key in ("shape", "nan_share", "kind", "problem"))
-    sound = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    sound = isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
+    sound = sound and all(type(n) is int and 0 <= n < MAX_LENGTH for n in shape)
     share = float(nan) if isinstance(nan, (int, float)) and 0 <= nan <= 1 else None
     found = Artifact(
         path=path,

@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 from mappa_envs.mathchat.latex import plain
-from mappa_envs.mathchat.numbers import UNITS, Number, TooLarge, equal, read_number
+from mappa_envs.mathchat.numbers import UNITS, Number, TooLarge, equal, read_number, without_bare_unit
 
 Ask = Callable[[str, str], bool]
 """`ask(gold, answer)`: are these two, neither a plain number nor words, the same?"""
@@ -23,21 +24,40 @@ MAX_PARTS = 60
 MAX_DEPTH = 8
 
 _HEDGE = re.compile(
-    r"\\(?:ldots|le|ge|ne|pm|mp|approx|sim|cup|in)(?![A-Za-z])|[<>?]|\d\s+\d|\bor\b|\\text|[^\W\d_]{4,}"
+    r"\\(?:ldots|le|ge|ne|pm|mp|approx|sim|cup|in)(?![A-Za-z])|[<>?‰]|(?<![\d_])\d+\s+\d|\bor\b|\\text|[^\W\d_]{4,}"
 )
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _OR = re.compile(r"\\text\{\s*,?\s*(?:or|and)\b\s*([^{}]*)\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' .,-]*")
 _CHOICE = re.compile(r"\(?\s*([A-Ja-j])\s*\)?")
-_CHOICE_AND_MORE = re.compile(r"(?:\\text\{)?\s*\(([A-Ja-j])\)")
+_OPTION = re.compile(r"\A(?:option|choice)\s+", re.IGNORECASE)
+_ARTICLE = re.compile(r"\A(?:a|an|the) (?=\w{3})")
+_CHOICE_AND_MORE = re.compile(r"(?:\\text\{)?\s*(?:\((?=[A-Ja-j]\))|(?=[A-J][.):]\s))([A-Ja-j])")
+_IS_WORD = re.compile(r"[A-Za-z]{4}|\b(?i:yes|no|odd)\b|\A[A-Z]{3}\Z")
 _NAME = r"[A-Za-z](?:_\{?\w+\}?)?"
 _EQUATION = re.compile(rf"(?!{_NAME}\s*=)[^=]+=[^=]+")
 """What is no assignment: as a gold, the whole of it is the answer."""
 _BELOW = re.compile(rf"{_NAME}\s*(\\le|<)(.+)|(.+)(\\ge|>)\s*{_NAME}")
 _ABOVE = re.compile(rf"{_NAME}\s*(\\ge|>)(.+)|(.+)(\\le|<)\s*{_NAME}")
 _BETWEEN = re.compile(rf"(.+?)(\\le|<)\s*{_NAME}\s*(\\le|<)(.+)")
-_MEMBER = re.compile(rf"{_NAME}\s*\\in(?![A-Za-z])")
+_FALLING = re.compile(rf"(.+?)(\\ge|>)\s*{_NAME}\s*(\\ge|>)(.+)")
+_BUT = re.compile(rf"{_NAME}\s*\\ne(?![A-Za-z])([^,;]+)")
+_REALS = re.compile(
+    rf"(?:{_NAME}\s*\\in\s*)?\\mathbb\s*(?:R|\{{\s*R\s*\}})|(?:\\text\{{)?all real numbers\}}?", re.IGNORECASE
+)
+_TURNED = re.compile(r"([\[\]])([^\[\](){},;]+),([^\[\](){},;]+)([\[\]])")
+"""An interval with brackets turned outwards where an end is left out: `]0, 1]`."""
+_SUCH_THAT = re.compile(
+    rf"\\{{\s*{_NAME}\s*(?:\\in\s*\\mathbb\s*\{{?R\}}?\s*)?(?:\||:|\\(?:mid|vert)(?![A-Za-z]))(.+)\\}}"
+)
+_MEMBER = re.compile(
+    rf"(?:{_NAME}\s*(?:\\in(?![A-Za-z])|=)|\(\s*{_NAME}(?:\s*,\s*{_NAME})+\s*\)\s*=)\s*(?=[(\[{{]|\\{{)"
+)
+"""What names a tuple, set or interval: `x \\in`, `A =`, `(x, y) =`."""
+_ROUNDED = re.compile(r"(.+?)\s*\\approx\s*([-+]?\d*(?:\.(\d+))?)")
+_BASE = re.compile(r"\d_(?:(\w)|\{(\w+)\})")
+_CUP = re.compile(r"\\cup(?![A-Za-z])")
 _OPEN, _CLOSE = ("(", "[", "\\{", "{"), (")", "]", "\\}", "}")
 _BRACKET = re.compile(r"\\[{}]|[()\[\]{},;]|\\.", re.DOTALL)
 
@@ -56,7 +76,21 @@ class _Group:
 
 def same(gold: str, answer: str, ask: Ask) -> bool:
     """Whether the answer, in LaTeX, is right. `ask` decides what these rules leave open."""
-    return _same(plain(gold), plain(answer), ask, 0)
+    return _same(plain(gold), _exact(plain(answer)), ask, 0)
+
+
+def _exact(answer: str) -> str:
+    r"""Without what rounds it, as in `\frac{1}{3} \approx 0.33`; unchanged where that is no such thing."""
+    found = _ROUNDED.fullmatch(answer)
+    if not found or not re.search(r"\d", found[2]):
+        return answer
+    try:
+        exact = _value(found[1])
+    except (TooLarge, _Contradiction):
+        return answer
+    half = Fraction(1, 2 * 10 ** len(found[3] or ""))
+    is_rounded = exact is None or abs(exact.value - Fraction(found[2])) <= half
+    return found[1] if is_rounded else answer
 
 
 def _same(gold: str, answer: str, ask: Ask, depth: int) -> bool:
@@ -92,14 +126,21 @@ def _compare_parts(gold: str, answer: str, wanted: Number | None, ask: Ask, dept
     if wanted is not None and _HEDGE.search(_COMMAND.sub(_kept_command, answer)):
         return False
     said, replied = _texts(gold), _texts(answer)
-    # math-verify passes over text.
-    return (not said or not replied or said == replied) and ask(gold, answer)
+    # math-verify passes over text, and over the base of a number.
+    if (said and replied and said != replied) or _bases(answer) - _bases(gold):
+        return False
+    return ask(gold, without_bare_unit(answer))
+
+
+def _bases(text: str) -> set[str]:
+    return {one or other for one, other in _BASE.findall(text)} - {"10"}
 
 
 def _texts(text: str) -> set[str]:
     """The words of every `\\text{…}` in lower case, a unit by its size."""
-    found = {re.sub(r"[\s.]+|\b(?:square|cubic|sq)\b", " ", words) for words in _TEXT.findall(text.lower())}
-    return {UNITS[words][1] if words in UNITS else words for words in map(str.strip, found)}
+    said = (words.replace(".", "") for words in _TEXT.findall(text.lower()))
+    found = {" ".join(re.sub(r"\b(?:square|cubic|sq)\b", " ", words).split()) for words in said}
+    return {UNITS[words][1] if words in UNITS else words for words in found}
 
 
 def _kept_command(found: re.Match[str]) -> str:
@@ -107,6 +148,8 @@ def _kept_command(found: re.Match[str]) -> str:
 
 
 def _same_groups(gold: _Group, answer: _Group, ask: Ask, depth: int) -> bool:
+    if len(gold.parts) == 1 and not answer.ordered:
+        answer = _Group(answer.brackets, tuple(dict.fromkeys(answer.parts)))  # the same said twice
     if len(gold.parts) != len(answer.parts) or len(gold.parts) > MAX_PARTS:
         return False
     if gold.brackets and answer.brackets and gold.brackets != answer.brackets:
@@ -156,37 +199,70 @@ def _as_words(text: str) -> str | None:
     if choice and "(" in body:
         return choice[1].lower()
     inner = re.fullmatch(r"\\text\{([^{}]*)\}", body)
-    if inner:
-        body = inner[1].strip()
-        if choice := _CHOICE.fullmatch(body):
-            return choice[1].lower()
-    if _WORDS.fullmatch(body) and (inner or re.search("[A-Za-z]{4}", body)):
-        return " ".join(re.sub(r"[.,]", " ", body).split()).lower()
+    body = inner[1].strip() if inner else body
+    named = _OPTION.sub("", body)
+    if (inner or named != body) and (choice := _CHOICE.fullmatch(named)):
+        return choice[1].lower()
+    if _WORDS.fullmatch(body) and (inner or _IS_WORD.search(body)):
+        return _ARTICLE.sub("", " ".join(re.sub(r"[.,]", " ", body).split()).lower())
     return None
 
 
 def _group(text: str) -> _Group | None:
-    """The parts of a list, tuple, interval or set; None for anything else."""
-    text = _MEMBER.sub("", text, count=1).strip() if _MEMBER.match(text) else text
+    """The parts of a list, tuple, interval, set or union; None for anything else."""
+    if found := _SUCH_THAT.fullmatch(text):
+        text = found[1].strip()
+    elif found := _MEMBER.match(text):
+        text = text[found.end() :]
     text = _OR.sub(lambda found: f", {found[1] or ''}", text)
+    text = _CUP.sub(",", text)
     text = _interval(text) or text
-    if text.count("\\pm") == 1:
-        return _Group("", (text.replace("\\pm", "+"), text.replace("\\pm", "-")))
-    parts, whole = _split(text)
-    if len(parts) > 1:
-        return _Group("", tuple(parts))
-    if whole is None:
-        return None
-    opening, closing = whole
-    inner, _ = _split(text[len(opening) : len(text) - len(closing)])
-    if opening == "{" or (opening == "(" and len(inner) == 1):
-        return None  # brackets around one expression
-    return _Group(opening + closing, tuple(inner))
+    found_group = _bracketed(text)
+    if text.count("\\pm") == 1 and (found_group is None or found_group.ordered):
+        return _Group("", _both_signs(text))
+    if found_group is None or found_group.ordered:
+        return found_group
+    parts = [sign for part in found_group.parts for sign in _both_signs(part)]
+    return _Group(found_group.brackets, tuple(parts))
+
+
+def _both_signs(text: str) -> tuple[str, ...]:
+    if text.count("\\pm") != 1:
+        return (text,)
+    return text.replace("\\pm", "+"), text.replace("\\pm", "-")
+
+
+def _bracketed(text: str) -> _Group | None:
+    for _ in range(MAX_DEPTH):
+        parts, whole = _split(text)
+        if len(parts) > 1:
+            return _Group("", tuple(parts))
+        if whole is None:
+            return None
+        opening, closing = whole
+        inner, _pair = _split(text[len(opening) : len(text) - len(closing)])
+        if opening in ("(", "{") and len(inner) == 1:
+            text = inner[0]  # brackets around one expression
+            continue
+        # Whoever forgets the backslashes means a set all the same.
+        return _Group("\\{\\}" if opening == "{" else opening + closing, tuple(inner))
+    return None
 
 
 def _interval(text: str) -> str | None:
+    """The interval that a text means but does not write as one."""
+    if found := _TURNED.fullmatch(text):
+        return "(["[found[1] == "["] + f"{found[2]},{found[3]}" + ")]"[found[4] == "]"]
+    if len(_split(text)[0]) > 1:
+        return None
+    if _REALS.fullmatch(text):
+        return "(-\\infty,\\infty)"
+    if found := _BUT.fullmatch(text):
+        return f"(-\\infty,{found[1]}),({found[1]},\\infty)"
     if found := _BETWEEN.fullmatch(text):
         return _brackets(found[2]) + f"{found[1]},{found[4]}" + _brackets(found[3], closing=True)
+    if found := _FALLING.fullmatch(text):
+        return _brackets(found[3]) + f"{found[4]},{found[1]}" + _brackets(found[2], closing=True)
     if found := _BELOW.fullmatch(text):
         return "(-\\infty," + (found[2] or found[3]) + _brackets(found[1] or found[4], closing=True)
     if found := _ABOVE.fullmatch(text):

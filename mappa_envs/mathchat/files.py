@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mappa_envs.actions import sanitize
 from mappa_envs.errors import DataError
 from mappa_envs.mathchat.grading import read_golds
 from mappa_envs.mathchat.latex import find_answer
@@ -31,7 +32,7 @@ ANSWER = ("answer", "final_answer", "expected_answer", "ground_truth", "gold", "
 IDS = ("id", "unique_id", "task_id", "problem_idx")
 ALIASES = {"validation": "val", "valid": "val", "dev": "val", "eval": "test", "training": "train"}
 
-_NAMED_PICTURE = re.compile(r"\s*\S[^\n]*\.(?:png|jpe?g|gif)\s*\Z", re.IGNORECASE)
+_PICTURES = (".png", ".jpg", ".jpeg", ".gif")
 _log = logging.getLogger(__name__)
 
 
@@ -50,9 +51,10 @@ def read_records(
         place = f"{where}: record {number}"
         fields = _fields(record, place)
         problem = _problem(fields, place)
-        text = _NAMED_PICTURE.sub("", problem)
+        text = _without_picture(problem)
         num_pictures += text != problem
-        task_id = str(_first(fields, IDS) if _first(fields, IDS) is not None else f"{name}-{number:04d}")
+        given_id = _first(fields, IDS)
+        task_id = f"{name}-{number:04d}" if given_id is None else sanitize(str(given_id))
         if task_id in taken:
             task_id = f"{task_id}-{number:04d}"
         taken.add(task_id)
@@ -75,7 +77,7 @@ def _records(path: Path) -> list[Any]:
         raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error
     try:
         whole = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _lines(path, text)
     if isinstance(whole, dict) and len(whole) and isinstance(first := next(iter(whole.values())), list):
         whole = whole.get("data", first)
@@ -92,7 +94,7 @@ def _lines(path: Path, text: str) -> list[Any]:
             continue
         try:
             records.append(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{path}: neither one JSON value nor JSON lines; line {number}: {error}"
             ) from error
@@ -123,7 +125,13 @@ def _problem(fields: Mapping[str, Any], place: str) -> str:
     if not isinstance(found, str) or not found.strip():
         raise DataError(f"{place} has no problem: one of {', '.join(PROBLEM)} is needed, as text; "
                         f"it has {', '.join(fields) or 'no field'}")  # fmt: skip
-    return found
+    return sanitize(found)
+
+
+def _without_picture(problem: str) -> str:
+    """Without a last line that is the name of a picture."""
+    body, _, last = problem.rstrip().rpartition("\n")
+    return body.rstrip() if body.strip() and last.lower().endswith(_PICTURES) else problem
 
 
 def _golds(fields: Mapping[str, Any], place: str) -> tuple[str, ...]:
@@ -138,7 +146,7 @@ def _golds(fields: Mapping[str, Any], place: str) -> tuple[str, ...]:
     if not golds:
         raise DataError(f"{place} has no usable answer ({found!r}): one of {', '.join(ANSWER)} is needed, as "
                         f"text, number or list; it has {', '.join(fields)}")  # fmt: skip
-    return golds
+    return tuple(map(sanitize, golds))
 
 
 def _split(fields: Mapping[str, Any], prompt: str, place: str) -> str:

@@ -15,9 +15,11 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Integral
 from typing import Any, Literal
 
-from mappa_envs.child import HelperPool, HelperTimeout
+from mappa_envs.child import HelperOutOfMemory, HelperPool, HelperTimeout
 from mappa_envs.errors import SandboxError, boundary
 from mappa_envs.mathchat.equivalence import same
 from mappa_envs.mathchat.latex import find_answer
@@ -34,7 +36,7 @@ MAX_ANSWER_CHARS = 2000
 Gold = str | int | float | Sequence[Any]
 Code = Literal["right", "wrong", "no_answer", "too_long", "undecided"]
 
-_EITHER = re.compile(r"\s+or\s+")
+_EITHER = re.compile(r"\s+or\s+", re.IGNORECASE)
 _NOTE = re.compile(r"\s*\((?:both|either|any|all)\b[^()]*\)\s*\Z", re.IGNORECASE)
 _helpers = HelperPool("mappa_envs.mathchat.verify_process", memory_mb=MEMORY_MB)
 _log = logging.getLogger(__name__)
@@ -74,7 +76,7 @@ def judge(response: str, golds: Sequence[str]) -> Verdict:
     answer = _judge_here(response, golds)
     if isinstance(answer, Verdict):
         return answer
-    with boundary(SandboxError, "asking math-verify", HelperTimeout):
+    with boundary(SandboxError, "asking math-verify", HelperTimeout, HelperOutOfMemory):
         code = _helpers.call("compare", _question(golds, answer), timeout_s=STALL_S)
     return Verdict(code=code, answer=answer)
 
@@ -84,7 +86,7 @@ async def judge_apart(response: str, golds: Sequence[str]) -> Verdict:
     answer = _judge_here(response, golds)
     if isinstance(answer, Verdict):
         return answer
-    with boundary(SandboxError, "asking math-verify", HelperTimeout):
+    with boundary(SandboxError, "asking math-verify", HelperTimeout, HelperOutOfMemory):
         code = await _helpers.acall("compare", _question(golds, answer), timeout_s=STALL_S)
     return Verdict(code=code, answer=answer)
 
@@ -96,17 +98,26 @@ def read_golds(gold: Gold) -> tuple[str, ...]:
     (('080', '081'), ('142',), ('7', 'x+1'))
     """
     if isinstance(gold, str):
-        parts = _EITHER.split(_NOTE.sub("", gold)) if "\\" not in gold else [gold]
+        # "x = 1 or x = 2" is one answer, with two parts.
+        parts = [gold] if re.search(r"[\\=<>]", gold) else _EITHER.split(_NOTE.sub("", gold))
         return tuple(part.strip() for part in parts if part.strip())
     if isinstance(gold, (list, tuple)):
         return tuple(text for one in gold for text in read_golds(one))
     if isinstance(gold, float):
         if not math.isfinite(gold):
             return ()
-        return (str(int(gold)) if gold.is_integer() else repr(gold),)
-    if isinstance(gold, int) and not isinstance(gold, bool) and gold.bit_length() < 10_000:
-        return (str(gold),)
+        return (str(int(gold)),) if gold.is_integer() else _decimal_golds(gold)
+    if isinstance(gold, Integral) and not isinstance(gold, bool) and int(gold).bit_length() < 10_000:
+        return (str(int(gold)),)
     return ()
+
+
+def _decimal_golds(gold: float) -> tuple[str, ...]:
+    """0.3333333333333333 is how a float says 1/3: both are accepted."""
+    written = repr(float(gold))
+    simple = Fraction(gold).limit_denominator(10_000)
+    is_cut_off = len(written.lstrip("-0.").replace(".", "")) >= 15 and float(simple) == gold
+    return (written, str(simple)) if is_cut_off else (written,)
 
 
 class _LeftOpen(Exception):

@@ -10,18 +10,28 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 
 from mappa_envs.actions import handover_text
 
 _TOKEN = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*\{?|\\.|[{}]", re.DOTALL)
 _BARE = re.compile(r"\s*([-+]?[\w.]+)")
-_JOINT = re.compile(r"[\s$.,;:()*]*(?:\\text\{)?\s*(?:and|or|,|;|\\quad|\\qquad)?\s*\}?[\s$.,;:()*]*")
-_SPOKEN = re.compile(
-    r"answer[*_\s]*(?:is|are|:|=)[*_\s]*(?:(?:therefore|thus|simply|just|exactly|equal to)\b)?[*_:\s]*"
-    r"|final answer[*_\s]*\n\s*",
-    re.IGNORECASE,
+_FILLING = re.compile(r"(?:[\s$.,;:()*/|&}-]|\\(?:text\{|[,;: ()\[\]]|(?:quad|qquad|lor|vee)(?![A-Za-z])))+")
+_JOINTS = frozenset(
+    " ".join((first, second)).strip()
+    for first in ("", "and", "or", "and or")
+    for second in ("", "else", "maybe", "perhaps", "possibly", "also", "alternatively")
 )
-_SPOKEN_END = re.compile(r"\n|\.(?=\s|$)|[!?]|\b(?:because|since|which|where|so|as)\b")
+"""What between two boxes, besides `_FILLING`, makes one list of them."""
+
+_SPOKEN = re.compile(
+    r"answer(?:\s(?:to|of|for)\b[^.:=\n]{0,80}?)?[*_\s]*(?:is|are|:|=)[*_\s]*"
+    r"(?:(?:therefore|thus|simply|just|exactly|equal to)\b)?[*_:\s]*"
+    r"|(?:final answer|^#+\s*answer)[*_\s]*\n\s*"
+    r"|<answer>\s*|^####\s+(?=[-+$]?[\d,./]+\s*$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SPOKEN_END = re.compile(r"\n|</|\.(?=\s|$)|[!?]|\b(?:because|since|which|where|so|as)\b")
 _MATH = re.compile(r"\s*(?:\$\$?(.+?)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\])")
 
 
@@ -30,17 +40,22 @@ def find_answer(message: str) -> str | None:
 
     It is what stands in the last `\boxed` outside the reasoning. Boxes with nothing but a comma, "and" or
     "or" between them are one list, so that a guess does not count. A last box that is never closed is no
-    answer. Without any box, what follows the last "answer is" or "answer:" counts.
+    answer. Without any box, what follows the last "answer is" or "answer:" counts, or `<answer>`, or a number
+    after `####`.
     """
     text = handover_text(message)
     boxes, is_open = _boxes(text)
+    if not boxes and "\\\\boxed" in text:
+        # Escaped once too often, as in a string of JSON.
+        text = text.replace("\\\\", "\\")
+        boxes, is_open = _boxes(text)
     if is_open:
         return None
     if not boxes:
         return _spoken(text)
     start, _, answer = boxes.pop()
     parts = [answer]
-    while boxes and _JOINT.fullmatch(text, boxes[-1][1], start):
+    while boxes and _FILLING.sub(" ", text[boxes[-1][1] : start]).strip().lower() in _JOINTS:
         start, _, other = boxes.pop()
         if other.strip() not in parts:
             parts.insert(0, other.strip())
@@ -48,13 +63,13 @@ def find_answer(message: str) -> str | None:
 
 
 def _boxes(text: str) -> tuple[list[tuple[int, int, str]], bool]:
-    """Start, end and content of every outermost box (the innermost content, where boxes are nested).
+    """Start, end and content of every outermost box: that of the boxes in it, where there are any.
 
     The flag says that the last box is never closed.
     """
     found: list[tuple[int, int, str]] = []
     stack: list[tuple[int, int] | None] = []
-    num_open, innermost = 0, ""
+    num_open, inner, last_inner = 0, dict[str, None](), 0
     for token in _TOKEN.finditer(text):
         word = token[0]
         if word.startswith(("\\boxed", "\\fbox")):
@@ -67,10 +82,12 @@ def _boxes(text: str) -> tuple[list[tuple[int, int, str]], bool]:
             stack.append(None)
         elif word == "}" and stack and (box := stack.pop()):
             num_open -= 1
-            innermost = innermost or text[box[1] : token.start()].strip()
+            if box[0] >= last_inner:  # no box within
+                inner[text[box[1] : token.start()].strip()] = None
+                last_inner = token.end()
             if not num_open:
-                found.append((box[0], token.end(), innermost))
-                innermost = ""
+                found.append((box[0], token.end(), ", ".join(filter(None, inner))))
+                inner = {}
     unclosed = [box for box in stack if box is not None]
     return found, bool(unclosed) and (not found or unclosed[0][0] > found[-1][0])
 
@@ -85,7 +102,7 @@ def _spoken(text: str) -> str | None:
         if not re.match(r"(?:or|and)\b|,\s*\$", tail):
             return (math[1] or math[2] or math[3] or "").strip() or None
     end = _SPOKEN_END.search(rest)
-    return rest[: end.start() if end else None].strip(" \t*_`.,;:") or None
+    return rest[: end.start() if end else None].lstrip(" \t*_`,;:").rstrip(" \t*_`.,;:") or None
 
 
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
@@ -96,17 +113,45 @@ _SYMBOLS = {
     **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/"},
     **{"π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm "},
     **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "…": r"\ldots "},
-    **{"°": r"^\circ ", "≈": r"\approx "},
-    **{"€": "", "£": "", "\u200b": "", "\ufeff": "", "θ": r"\theta "},
+    **{"°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "≈": r"\approx "},
+    **{"€": "", "£": "", "¢": "", "\u200b": "", "\ufeff": "", "θ": r"\theta "},
 }  # fmt: skip
 _SYMBOL = str.maketrans(_SYMBOLS)
-_WRITE = (
+
+
+def _as_frac(found: re.Match[str]) -> str:
+    above, below = (found[1], found[2]) if found[1] else (found[3], found[4])
+    return rf"\frac{{{above.strip()}}}{{{below.strip()}}}"
+
+
+_WRITE: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     # (what, instead); in this order
     (re.compile(r"\\(?:(?:left|right|displaystyle|textstyle|limits|[bB]igg?[lr]?)(?![A-Za-z])|!)"), ""),
-    (re.compile(r"(?<!\\)\\(?:[,;: ]|(?:quad|qquad|thinspace)(?![A-Za-z]))|~"), " "),
+    (re.compile(r"\\(?:textcolor|color|phantom)\s*\{[^{}]*\}"), ""),
+    (re.compile(r"(?<!\\)\\(?:[,;: ]|(?:quad|qquad|thinspace)(?![A-Za-z])|hspace\*?\{[^{}]*\})|~"), " "),
     (re.compile(r"(?<=\d)\}\^\{(?=\d)"), ""),
     (re.compile(r"\\\$|\$|\\[()\[\]]"), ""),
-    (re.compile(r"\\(?:d|t|c)frac(?![A-Za-z])"), r"\\frac"),
+    (
+        re.compile(
+            r"\\(?:bf|rm|it|tiny|small|normalsize|large|Large|LARGE|huge|Huge|underline|ensuremath|therefore|square|"
+            r"blacksquare|checkmark)(?![A-Za-z])"
+        ),
+        "",
+    ),
+    (re.compile(r"\\+\s*\Z|\A\s*(?:=|\\(?:implies|Rightarrow)(?![A-Za-z]))"), ""),
+    (re.compile(r"(?<=\d)['’](?=\d{3}(?!\d))"), ","),
+    (re.compile(r"(?<=[\w)}])\*\*(\d+)"), r"^{\1}"),
+    (re.compile(r"_\s*\{\s*(\w)\s*\}"), r"_\1"),
+    (re.compile(r"(?<=[\d.])\\(?:bar|dot)\s*\{(\d+)\}"), r"\\overline{\1}"),
+    (re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])"), r"\\pi "),
+    (re.compile(r"\\(?:d|t|c|nice|s)frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\{([^{}]+)\\over(?![A-Za-z])([^{}]+)\}|\A([^{}]+)\\over(?![A-Za-z])([^{}]+)\Z"), _as_frac),
+    (re.compile(r"\{([^{}]+)\\choose(?![A-Za-z])([^{}]+)\}"), r"\\binom{\1}{\2}"),
+    (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
+    (re.compile(r"(?<![\w)}])\+\s*\\infty(?![A-Za-z])"), r"\\infty"),
+    (re.compile("<="), r"\\le "),
+    (re.compile(">="), r"\\ge "),
+    (re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}"), r"\\emptyset "),
     (re.compile(r"\\(l|g|n)eq(?![A-Za-z])"), r"\\\1e"),
     (re.compile(r"\\leqslant(?![A-Za-z])"), r"\\le"),
     (re.compile(r"\\geqslant(?![A-Za-z])"), r"\\ge"),
@@ -115,34 +160,55 @@ _WRITE = (
     (re.compile(r"\\dots(?![A-Za-z])|\\cdots(?![A-Za-z])|\.\.\.+"), r"\\ldots"),
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])"), r"\\text{degrees}"),
+    (
+        re.compile(
+            r"(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z]))(?:\s*[CF](?![A-Za-z]))?"
+        ),
+        r"\\text{degrees}",
+    ),
     (re.compile(r"\\sqrt\s*\(([^(){}]*)\)"), r"\\sqrt{\1}"),
     (re.compile(r"\\sqrt\s*(\d)(?!\d)"), r"\\sqrt{\1}"),
 )
 _TEXT = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mathtt|operatorname|boldsymbol|bf|rm|"
-    r"mbox|hbox)\s*\{([^{}]*)\}"
+    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mathtt|operatorname|boldsymbol|"
+    r"texttt|emph|mbox|hbox)\s*\{([^{}]*)\}"
 )
-_SAYS = re.compile(r"(?:the\s+)?(?:final\s+)?answer(?:\s+is|\s*:)", re.IGNORECASE)
+_SAYS = re.compile(
+    r"(?:the\s+)?(?:final\s+)?answer(?:\s+is\b|\s*[:=])|\bis\s+the\s+(?:final\s+)?answer", re.IGNORECASE
+)
+_LABEL = re.compile(
+    r"\A\s*\\text\{(?![^{}]*\b(?:not|least|most|about|approximately|nearly|than)\b)"
+    r"(?:[^{}]*(?::|\bis|\bare|\bequals)|(?:so|thus|hence|therefore)\s*,?)\}",
+    re.IGNORECASE,
+)
+"""Words that lead to what comes, and change nothing of it."""
+_QUOTES = "\"'`“”‘’"
+_MONEY = re.compile(r"\A\s*(?:\\text\{)?(?:USD?|EUR|GBP|INR|Rs\.?)\}?\s*(?=[\d.])")
+_TEXTS = re.compile(r"\\text\{([^{}]*)\}\s*\\text\{(?!\s*,?\s*(?:or|and)\b)([^{}]*)\}")
 
 
 def plain(latex: str) -> str:
     r"""The same mathematics with one spelling: no `\left`, `\dfrac`, `$`, unusual digits, signs or blanks.
 
-    Words come as `\text{words}`; text that holds a digit or a backslash is unpacked. A degree sign becomes
-    the unit `\text{degrees}`.
+    Words come as `\text{words}`; text that holds a digit or a backslash, or is a sign, is unpacked. A degree
+    sign becomes the unit `\text{degrees}`. What only says that this is the answer is left out.
     """
     if latex.isascii() and latex.isdecimal():
         return latex
     text = unicodedata.normalize("NFKC", latex.translate(_SYMBOL)).translate(_SYMBOL)
     for pattern, instead in _WRITE:
         text = pattern.sub(instead, text)
-    text = _TEXT.sub(_unpack, text)
-    return text.strip().removesuffix(".").strip(" \t\n,;:*")
+    text = _TEXT.sub(_unpack, _TEXT.sub(_unpack, text))  # twice: one may stand in another
+    text = _TEXTS.sub(r"\\text{\1 \2}", text)
+    text = _LABEL.sub("", _SAYS.sub("", text))
+    text = _MONEY.sub("", text).strip()
+    if text.startswith(tuple(_QUOTES)) and text.endswith(tuple(_QUOTES)):
+        text = text.strip(_QUOTES)
+    return text.removesuffix(".").strip(" \t\n,;:*")
 
 
 def _unpack(found: re.Match[str]) -> str:
     words = _SAYS.sub("", found[1]).strip()
     if not words:
         return " "
-    return words if re.search(r"[\d\\]", words) else f"\\text{{{words}}}"
+    return words if re.search(r"[\d\\]|\A[-+%?]+\Z", words) else f"\\text{{{words}}}"

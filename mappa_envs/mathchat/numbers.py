@@ -29,11 +29,13 @@ _TIMES = ("\\times", "\\cdot", "*")
 _OVER = ("/", "\\div")
 
 _SIZES = {
-    "length": "mm millimeter/cm centimeter/m meter metre/km kilometer/in inch inche/ft foot feet/yard/mile",
-    "time": "s sec second/min minute/h hr hour/day/week/month/year",
-    "mass": "g gram/kg kilogram",
+    "length": "mm millimeter/cm centimeter/m meter metre/km kilometer/in inch inche/ft foot feet/"
+    "yard/mi mile",
+    "time": "s sec second/min minute/h hr hour/day/week/month/year yr",
+    "mass": "mg milligram/g gram/kg kilogram/oz ounce/lb pound",
+    "volume": "mL ml milliliter millilitre/L liter litre/gallon",
     "money": "dollar USD/cent",
-    "": "degree deg/unit/people/person/way/point/pair/solution/mph",
+    "": "degree deg/rad radian/unit/people/person/way/point/pair/solution/mph",
 }
 UNITS = {
     word + plural: (kind, group.split()[0])
@@ -47,14 +49,20 @@ UNITS = {
 _NO_UNIT, _PERCENT = ("", ""), ("", "percent")
 _NOT_UNITS = re.compile(
     r"\b(?:or|and|not|maybe|either|thousand|million|billion|trillion|hundred|dozen|half|mod|modulo|base|if|"
-    r"am|pm|a\.m|p\.m|more|less|than|over|plus|minus|times|about|approximately|at|unless|except|squared|cubed|i|pi|e)\b",
+    r"am|pm|a\.m|p\.m|more|less|than|over|plus|minus|times|about|approximately|roughly|nearly|almost|around|at|"
+    r"unless|except|squared|cubed|factorial|choose|i|pi|e|alpha|beta|gamma|delta|theta|lambda|sigma|omega|infinity|"
+    r"sqrt|root|log|ln|exp|sin|cos|tan|is|are|was|were|wrong|incorrect|false|probably|possibly|perhaps|likely|guess|"
+    r"unsure|percentage|thirds?|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?|score|gross)\b",
     re.IGNORECASE,
 )
 _POWER_OF_UNIT = r"(?:\^\{?[23]\}?)?"
 _TEXT_TAIL = re.compile(r"(.*?[\d.})!%])\s*\\text\{([^{}\d\\]*)\}\s*" + _POWER_OF_UNIT, re.DOTALL)
 _BARE_TAIL = re.compile(
-    r"(.*?[\d.})!])\s*((?:(?:square|cubic|sq\.?)\s+)?[A-Za-z]+)\.?" + _POWER_OF_UNIT, re.DOTALL
+    r"(.*?(?:[\d.})!]|\\pi ?))\s*((?:(?:square|cubic|sq\.?)\s+)?[A-Za-z]+(?:/[A-Za-z]+)?)\.?"
+    + _POWER_OF_UNIT,
+    re.DOTALL,
 )
+_BARE_WORDS = re.compile(r"(.*?[\d.})!])\s+([A-Za-z]{4,}(?:\s+[A-Za-z]{2,})*)\.?", re.DOTALL)
 
 
 class TooLarge(ArithmeticError):
@@ -117,9 +125,19 @@ def _without_unit(text: str) -> tuple[str, tuple[str, str]]:
         if words == "percent":
             return found[1], _PERCENT
         last = words.rpartition(" ")[2]
-        if last in UNITS:
-            return found[1].strip(), UNITS[last]
+        above, _, below = last.partition("/")
+        if above in UNITS and below in ("", *UNITS):
+            return found[1].strip(), UNITS.get(last, _NO_UNIT)
+    if (found := _BARE_WORDS.fullmatch(text)) and not _NOT_UNITS.search(found[2]):
+        return found[1].strip(), UNITS.get(found[2], _NO_UNIT)
     return text, _NO_UNIT
+
+
+def without_bare_unit(text: str) -> str:
+    r"""`6\pi cm` without the unit, which must be a word: a letter may be a factor."""
+    found = _BARE_TAIL.fullmatch(text)
+    is_unit = found and len(found[2]) > 1 and found[2].split()[-1] in UNITS
+    return found[1] if found and is_unit else text
 
 
 class _Reader:
@@ -200,8 +218,7 @@ class _Reader:
             raise _NotPlain
         self.at = found.end()
         value = _decimal(found[0])
-        if found[0].isdecimal() and self.text.startswith("\\frac", self.at):
-            self.at += len("\\frac")
+        if found[0].isdecimal() and self._take("\\frac"):
             above, below = self._argument(), self._argument()
             if not 0 < above < below:
                 raise _NotPlain

@@ -78,9 +78,10 @@ def _differ(wanted: Sequence[Any], given: Sequence[Any]) -> bool:
     """Whether two real or complex numbers are apart by more than rounding at `DIGITS` digits."""
     if not wanted or not given:
         return False
-    left, right = wanted[0], given[0]
-    if not all(isinstance(x, sympy.Expr) and x.is_number for x in (left, right)):
+    if not all(isinstance(x, sympy.Expr) and x.is_number for x in (wanted[0], given[0])):
         return False
+    # A decimal alone is what it says: 6.283185307179586 is not 2 pi.
+    left, right = (sympy.Rational(str(x)) if x.is_Float else x for x in (wanted[0], given[0]))
     gap = abs(sympy.N(left - right, DIGITS, maxn=400))
     scale = max(abs(sympy.N(left, DIGITS)), abs(sympy.N(right, DIGITS)))
     tolerance = _FLOAT if (left.has(sympy.Float) or right.has(sympy.Float)) else _EXACT

@@ -69,6 +69,14 @@ def open_sandbox(
         from mappa_envs.sandbox.unsafe_local import UnsafeLocalSandbox
 
         return UnsafeLocalSandbox(limits, packages)
+    _check_machine()
+    from mappa_envs.sandbox.namespace import NamespaceSandbox
+
+    return NamespaceSandbox(limits, packages, shared=shared)
+
+
+def _check_machine() -> None:
+    """Raises `SandboxUnavailable` where there can be no namespaces, or no filter."""
     if sys.platform != "linux":
         raise SandboxUnavailable(
             f"sandbox: {platform.system()} has no namespaces; use --sandbox docker, or Linux"
@@ -77,6 +85,3 @@ def open_sandbox(
         raise SandboxUnavailable(
             f"sandbox: no system-call filter for {platform.machine()}; use one of {', '.join(MACHINES)}"
         )
-    from mappa_envs.sandbox.namespace import NamespaceSandbox
-
-    return NamespaceSandbox(limits, packages, shared=shared)

@@ -12,7 +12,6 @@ from pathlib import Path
 from mappa_envs.errors import SandboxError, SandboxUnavailable
 from mappa_envs.sandbox import open_sandbox
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
-from mappa_envs.sandbox.engine import check_limits
 
 ORDER = ("namespace", "docker")
 _log = logging.getLogger(__name__)
@@ -29,7 +28,6 @@ class AutoSandbox(Sandbox):
         shared: Sequence[Path] = (),
     ) -> None:
         self.limits = limits or Limits()
-        check_limits(self.limits)
         self.chosen: str | None = None
         self._packages = tuple(packages)
         self._shared = tuple(shared)

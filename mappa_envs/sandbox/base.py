@@ -6,19 +6,24 @@ safe to use from any event loop and any thread; neither is bound to the loop tha
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from mappa_envs.errors import ConfigError
 from mappa_envs.types import ToolResult
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one `run()` may use. Time is wall-clock and starts when the code starts, not in a queue."""
+    """What one `run()` may use. Time is wall-clock and starts when the code starts, not in a queue.
+
+    Raises `ConfigError` for a limit under which nothing could run.
+    """
 
     time_s: float = 30.0
     memory_mb: int = 1024
@@ -27,6 +32,15 @@ class Limits:
     """Kept of stdout and of stderr each, head and tail; the run is killed at 1000 times as much."""
     workspace_mb: int = 256
     workspace_files: int = 10_000
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"limits: {limit.name} must be positive and finite, got {value}")
+        if self.processes < 2:
+            # A run that reaches the limit is killed, and the first process counts.
+            raise ConfigError(f"limits: processes must be at least 2, got {self.processes}")
 
 
 class Workspace(ABC):

@@ -85,7 +85,7 @@ class Container:
         self, image: str, limits: Limits, shared: Mapping[Path, str], config: dict[str, Any]
     ) -> None:
         """Raises `SandboxUnavailable`, with what to do, where there is no daemon or no such image."""
-        await asyncio.to_thread(self._create, image, limits, shared, config["num_concurrent"])
+        await asyncio.to_thread(self._create, image, limits, shared)
         self.alive = True
         threading.Thread(target=self._receive, name="mappa-docker-receive", daemon=True).start()
         self._watching = self._loop.create_task(self._watch_silence())
@@ -108,42 +108,14 @@ class Container:
                 " Build the image again: python -m mappa_envs build-image"
             )
 
-    def _create(
-        self, image: str, limits: Limits, shared: Mapping[Path, str], num_concurrent: int | None
-    ) -> None:
+    def _create(self, image: str, limits: Limits, shared: Mapping[Path, str]) -> None:
         client = connect()
         import docker
 
         sweep(client)
-        info = client.info()
-        num_runs = num_concurrent or info["NCPU"]
-        memory_bytes = info["MemTotal"] * 3 // 4
+        options = _options(client.info(), limits, shared)
         try:
-            self.docker = client.containers.create(
-                image,
-                entrypoint=["python3", "-I", "-S", "-B", "-c", _BOOT],
-                command=[],
-                user="0:0",
-                working_dir="/",
-                hostname="sandbox",
-                stdin_open=True,
-                network_mode="none",
-                ipc_mode="none",
-                read_only=True,
-                cap_drop=["ALL"],
-                cap_add=list(CAPABILITIES),
-                security_opt=["no-new-privileges"],
-                pids_limit=num_runs * limits.processes + 100,
-                mem_limit=memory_bytes,
-                memswap_limit=memory_bytes,
-                tmpfs=_mounts(limits),
-                volumes={str(p.resolve()): {"bind": place, "mode": "ro"} for p, place in shared.items()},
-                init=True,
-                auto_remove=True,
-                # The default log file grows outside all limits.
-                log_config={"Type": "none"},
-                labels={OWNER_LABEL: _owner()},
-            )
+            self.docker = client.containers.create(image, **options)
         except docker.errors.ImageNotFound:
             raise SandboxUnavailable(
                 f"Docker has no image {image!r}: correct the name, or build it:"
@@ -283,6 +255,35 @@ class _Demultiplexer:
             messages.append((json.loads(text), bytes(self._out[HEADER.size + text_size : end])))
             del self._out[:end]
         return messages
+
+
+def _options(info: Mapping[str, Any], limits: Limits, shared: Mapping[Path, str]) -> dict[str, Any]:
+    """What the container may do and what it sees. `info`: what the daemon says of its machine."""
+    memory_bytes = info["MemTotal"] * 3 // 4
+    return {
+        "entrypoint": ["python3", "-I", "-S", "-B", "-c", _BOOT],
+        "command": [],
+        "user": "0:0",
+        "working_dir": "/",
+        "hostname": "sandbox",
+        "stdin_open": True,
+        "network_mode": "none",
+        "ipc_mode": "none",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "cap_add": list(CAPABILITIES),
+        "security_opt": ["no-new-privileges"],
+        "pids_limit": info["NCPU"] * limits.processes + 100,
+        "mem_limit": memory_bytes,
+        "memswap_limit": memory_bytes,
+        "tmpfs": _mounts(limits),
+        "volumes": {str(path.resolve()): {"bind": place, "mode": "ro"} for path, place in shared.items()},
+        "init": True,
+        "auto_remove": True,
+        # The default log file grows outside all limits.
+        "log_config": {"Type": "none"},
+        "labels": {OWNER_LABEL: _owner()},
+    }
 
 
 def _mounts(limits: Limits) -> dict[str, str]:

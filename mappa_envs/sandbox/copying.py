@@ -1,11 +1,22 @@
-"""Data into descriptors: the files of a new workspace, and the code of a run."""
+"""Data into and out of descriptors: a new workspace's files, the code of a run, a file that is read."""
 
 from __future__ import annotations
 
+import errno
 import os
-from pathlib import Path
+import stat
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 
-from mappa_envs.errors import DataError, boundary
+from mappa_envs.errors import ConfigError, DataError, boundary
+
+
+def relative_path(name: str) -> str:
+    """The name of a file of a new workspace, in its plain form. Raises `ConfigError` for one outside."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name:
+        raise ConfigError(f"files: {name!r} is no relative path inside the workspace")
+    return path.as_posix()
 
 
 def copy_all(contents: list[Path | bytes], fds: list[int]) -> None:
@@ -40,3 +51,25 @@ def memory_file(data: bytes) -> int:
     fd = os.memfd_create("code")
     _copy_bytes(data, fd)
     return fd
+
+
+def read_file(path: str, max_bytes: int, open_it: Callable[[], int]) -> bytes:
+    """What `Workspace.read` promises; `open_it` opens the path without following a link."""
+    try:
+        fd = open_it()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise FileNotFoundError(errno.ENOENT, "no such file in the workspace", path) from None
+        raise ValueError(f"{path!r} cannot be read: {os.strerror(error.errno or 0)}") from None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path!r} is not a regular file")
+        if found.st_size <= max_bytes:
+            with open(fd, "rb", closefd=False) as file:
+                data = file.read(max_bytes + 1)
+            if len(data) <= max_bytes:
+                return data
+        raise ValueError(f"{path!r} is larger than {max_bytes} bytes")
+    finally:
+        os.close(fd)

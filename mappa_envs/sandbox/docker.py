@@ -13,13 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mappa_envs.errors import ConfigError, DataError, SandboxError, boundary
+from mappa_envs.errors import DataError, SandboxError, boundary
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 from mappa_envs.sandbox.container import NUM_WORKSPACES, Container
-from mappa_envs.sandbox.engine import check_limits, number_files
+from mappa_envs.sandbox.engine import number_files
 from mappa_envs.sandbox.image_build import DEFAULT_IMAGE
 from mappa_envs.sandbox.io_thread import ThreadedSandbox
-from mappa_envs.sandbox.rootfs import ENVIRONMENT, IMPORTS, MASKS, REFUSED
+from mappa_envs.sandbox.rootfs import ENVIRONMENT, IMPORTS, MASKS, REFUSED, canonical
 from mappa_envs.types import FileRecord, ToolResult
 
 
@@ -33,7 +33,6 @@ class DockerSandbox(ThreadedSandbox["_Containers"]):
     shared : host files that workspaces show read-only instead of a copy. The daemon must see them: where it
         runs on another machine, leave it empty.
     image : made by `python -m mappa_envs build-image`, or one's own with the same libraries.
-    num_concurrent : runs at a time, first come, first served; default: the engine's number of cores.
     """
 
     def __init__(
@@ -43,36 +42,24 @@ class DockerSandbox(ThreadedSandbox["_Containers"]):
         *,
         shared: Sequence[Path] = (),
         image: str = DEFAULT_IMAGE,
-        num_concurrent: int | None = None,
     ) -> None:
         limits = limits or Limits()
-        check_limits(limits)
-        if refused := REFUSED & {name.lower().replace("_", "-") for name in packages}:
-            raise ConfigError(
-                f"packages: {min(refused)!r} ships tasks with answers and never enters the sandbox"
-            )
-        super().__init__(
-            _Containers(limits, tuple(packages), image, number_files(shared), num_concurrent), limits
-        )
+        for name in packages:
+            canonical(name)
+        super().__init__(_Containers(limits, tuple(packages), image, number_files(shared)), limits)
 
 
 class _Containers(Sandbox):
     """The one container, started where there is none that lives. Bound to one event loop."""
 
     def __init__(
-        self,
-        limits: Limits,
-        packages: tuple[str, ...],
-        image: str,
-        shared: dict[Path, str],
-        num_concurrent: int | None,
+        self, limits: Limits, packages: tuple[str, ...], image: str, shared: dict[Path, str]
     ) -> None:
         self.limits = limits
         self.container: Container | None = None
         self._packages = packages
         self._image = image
         self._shared = shared
-        self._num_concurrent = num_concurrent
         self._starting = asyncio.Lock()
 
     async def open(self, files: Mapping[str, Path | bytes] | None = None) -> Workspace:
@@ -107,7 +94,6 @@ class _Containers(Sandbox):
             "limits": asdict(self.limits),
             "shared": list(self._shared.values()),
             "num_workspaces": NUM_WORKSPACES,
-            "num_concurrent": self._num_concurrent,
             "environment": ENVIRONMENT,
             "zygote": zygote,
         }

@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import logging
-import math
 import os
 import stat
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from mappa_envs.errors import ConfigError, SandboxError
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
-from mappa_envs.sandbox.copying import copy_all, memory_file
+from mappa_envs.sandbox.copying import copy_all, memory_file, read_file, relative_path
 from mappa_envs.sandbox.inside import linux
 from mappa_envs.sandbox.inside.isolation import SHARED
 from mappa_envs.sandbox.link import MAX_FDS, REPLY_TIMEOUT_S, Answer, Zygote
-from mappa_envs.sandbox.output import RunOutput
+from mappa_envs.sandbox.output import MAX_REPORT_BYTES, OUTPUT_FACTOR, Death, RunOutput
 from mappa_envs.sandbox.trail import Snapshot, compare, take_snapshot, wipe
 from mappa_envs.types import ToolResult
 
-MAX_REPORT_BYTES = 1 << 20
 MAX_CLAIM_BYTES = 4096
-OUTPUT_FACTOR = 1000
-"""A run that prints more than this times what is kept is killed."""
+"""Of what a run that is not trusted reports."""
 
 _FILES_PER_REQUEST = MAX_FDS // 2
 _FEW_FILES, _FEW_BYTES = 50, 1 << 19
@@ -41,21 +36,10 @@ _MAX_NAME_BYTES = 200  # so that the names of a request fit into its message
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Death:
-    """How a worker ended, as the zygote saw it, and what came through its pipes."""
-
-    exit_code: int
-    limit: Any
-    duration_s: float
-    stdout: str
-    stderr: str
-    report: Any
-
-
 class Engine(Sandbox):
     """Starts nothing before the first workspace is opened, and anew when its zygote has died.
 
+    Runs as many at a time as there are cores, first come, first served.
     `open` must run to its end, which `ThreadedSandbox` sees to.
 
     Parameters
@@ -64,7 +48,6 @@ class Engine(Sandbox):
     limits : what one run may use.
     shared : files that workspaces show without a copy: path here → path that the zygote sees.
     num_workspaces : that may be open at a time.
-    num_concurrent : runs at a time, first come, first served; default: the number of cores.
     """
 
     def __init__(
@@ -74,10 +57,9 @@ class Engine(Sandbox):
         *,
         shared: Mapping[Path, str],
         num_workspaces: int,
-        num_concurrent: int | None = None,
     ) -> None:
         self.limits = limits
-        self.turns = asyncio.Semaphore(num_concurrent or os.cpu_count() or 1)
+        self.turns = asyncio.Semaphore(os.cpu_count() or 1)
         self.zygote: Zygote | None = None
         self.shared = shared
         self._launch = launch
@@ -227,13 +209,12 @@ class EngineWorkspace(Workspace):
             death = await self._execute(blocks, limits.time_s, MAX_CLAIM_BYTES, trusted=False)
             # Whatever it left running is dead: nothing can change under our eyes.
             before, self._before = self._before, await self._snapshot()
-            exception = _exception_name(death.report)
             return ToolResult(
                 stdout=death.stdout,
                 stderr=death.stderr,
                 exit_code=death.exit_code,
-                exception=exception,
-                limit=death.limit or self._hidden_limit(death.exit_code, exception),
+                exception=death.exception,
+                limit=death.limit or self._hidden_limit(death),
                 duration_s=death.duration_s,
                 files=compare(before, self._before),
             )
@@ -254,7 +235,7 @@ class EngineWorkspace(Workspace):
 
     async def _execute(
         self, blocks: list[str], time_s: float, max_report_bytes: int, *, trusted: bool
-    ) -> _Death:
+    ) -> Death:
         """One worker from birth to death. Cancelled, it kills the worker and waits for its end."""
         limits = self._engine.limits
         numbers: list[int] = []
@@ -284,7 +265,7 @@ class EngineWorkspace(Workspace):
                     await asyncio.to_thread(wipe, fd)
                 else:
                     wipe(fd)  # its permissions
-        return _Death(
+        return Death(
             exit_code=reply["exit_code"],
             limit="output" if output.flooded else reply["limit"],
             duration_s=reply["duration_s"],
@@ -322,11 +303,11 @@ class EngineWorkspace(Workspace):
         if run_number and self._zygote.alive:
             await self._zygote.send("kill", {"run": run_number[0], "limit": limit})
 
-    def _hidden_limit(self, exit_code: int, exception: str | None) -> Any:
+    def _hidden_limit(self, death: Death) -> Any:
         """Limits that do not kill but make calls fail, which then made the code fail."""
-        if exit_code == 0:
+        if death.exit_code == 0:
             return None
-        if exception == "MemoryError":
+        if death.exception == "MemoryError":
             # Its own word, which cannot make a failed run look better.
             return "memory"
         space = os.statvfs(self._root_fd)
@@ -337,23 +318,13 @@ class EngineWorkspace(Workspace):
         self._check_open()
         if "\0" in path:
             raise ValueError(f"{path!r} cannot be read: it holds a NUL")
-        with _as_read_errors(path):
-            if path in self._shown and self._is_as_shown(path):
-                fd = os.open(self._shown[path], os.O_RDONLY | os.O_CLOEXEC)
-            else:
-                fd = linux.open_beneath(self._root_fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise ValueError(f"{path!r} is not a regular file")
-            if found.st_size <= max_bytes:
-                with open(fd, "rb", closefd=False) as file:
-                    data = file.read(max_bytes + 1)
-                if len(data) <= max_bytes:
-                    return data
-            raise ValueError(f"{path!r} is larger than {max_bytes} bytes")
-        finally:
-            os.close(fd)
+        return read_file(path, max_bytes, lambda: self._open(path))
+
+    def _open(self, path: str) -> int:
+        """A descriptor of a file of the workspace, or of the shared one that stands there."""
+        if path in self._shown and self._is_as_shown(path):
+            return os.open(self._shown[path], os.O_RDONLY | os.O_CLOEXEC)
+        return linux.open_beneath(self._root_fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
 
     def _is_as_shown(self, path: str) -> bool:
         """Is it still what stands here for a shared file: a link, or an empty file to mount it on?"""
@@ -367,13 +338,6 @@ class EngineWorkspace(Workspace):
             raise SandboxError("the sandbox process died and took this workspace along: open a new one")
 
 
-def check_limits(limits: Limits) -> None:
-    """Raises `ConfigError` for a limit under which nothing could run."""
-    for name in ("time_s", "memory_mb", "processes", "output_bytes", "workspace_mb", "workspace_files"):
-        if not 0 < getattr(limits, name) < math.inf:
-            raise ConfigError(f"limits: {name} must be positive and finite, got {getattr(limits, name)}")
-
-
 def number_files(files: Sequence[Path]) -> dict[Path, str]:
     """Each existing file that everybody may read → its path inside; others are copied like any file."""
     able = [path for path in dict.fromkeys(files) if path.is_file() and path.stat().st_mode & stat.S_IROTH]
@@ -381,26 +345,8 @@ def number_files(files: Sequence[Path]) -> dict[Path, str]:
 
 
 def _check_name(name: str) -> str:
-    path = PurePosixPath(name)
-    if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name:
-        raise ConfigError(f"files: {name!r} is no relative path inside the workspace")
+    path = relative_path(name)
     encoded = name.encode(errors="replace")
     if len(encoded) > _MAX_NAME_BYTES or name != encoded.decode():
         raise ConfigError(f"files: {name!r} is longer than {_MAX_NAME_BYTES} bytes or no valid text")
-    return path.as_posix()
-
-
-def _exception_name(claim: Any) -> str | None:
-    """The class name that the worker claims, if it looks like one."""
-    name = claim.get("exception") if isinstance(claim, dict) else None
-    return name if isinstance(name, str) and len(name) <= 100 and name.isidentifier() else None
-
-
-@contextlib.contextmanager
-def _as_read_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise FileNotFoundError(errno.ENOENT, "no such file in the workspace", path) from None
-        raise ValueError(f"{path!r} cannot be read: {os.strerror(error.errno or 0)}") from None
+    return path

@@ -32,9 +32,8 @@ class FakeSandbox(Sandbox):
         self,
         script: RunScript | None = None,
         inspector: InspectScript | None = None,
-        limits: Limits | None = None,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = Limits()
         self.script = script
         self.inspector = inspector
         self.workspaces: list[FakeWorkspace] = []

@@ -19,7 +19,7 @@ from typing import Any
 from mappa_envs.errors import ConfigError, SandboxUnavailable, UnavailableError, install_hint
 from mappa_envs.sandbox.image.prepare import BAD_PACKAGE
 from mappa_envs.sandbox.image_base import ENV_CHANGES, stream_base
-from mappa_envs.sandbox.rootfs import IMPORTS, MASKS, REFUSED, plan_rootfs
+from mappa_envs.sandbox.rootfs import IMPORTS, MASKS, REFUSED, Rootfs, canonical, plan_rootfs
 
 DEFAULT_IMAGE = "mappa-sandbox:1"
 CONNECT_TIMEOUT_S = 10
@@ -91,15 +91,7 @@ def build_image(
         if plan is None:
             _build(client, tag, {"PACKAGES": " ".join(packages)}, log, offline=False)
             return
-        # Its name is only for FROM. Afterwards it is a nameless part of the image, or gone.
-        base = f"{BASE_NAME}:{uuid.uuid4().hex[:12]}"
-        log(f"Sending this machine's interpreter and packages as {base}\n")
-        repository, _, version = base.partition(":")
-        answer = client.api.import_image_from_data(
-            stream_base(plan), repository=repository, tag=version, changes=ENV_CHANGES
-        )
-        if "errorDetail" in answer:
-            raise UnavailableError(f"the Docker daemon did not take the base: {answer.strip()}")
+        base = _send_base(client, plan, log)
         try:
             _build(client, tag, {"BASE": base, "INSTALL": "0"}, log, offline=True)
         finally:
@@ -120,8 +112,20 @@ def _check(tag: str, packages: Sequence[str]) -> None:
             raise ConfigError(
                 f"packages: {name!r} is no distribution's name; give bare names, as in lightgbm"
             )
-        if re.sub(r"[-_.]+", "-", name).lower() in REFUSED:
-            raise ConfigError(f"packages: {name!r} ships tasks with answers and never enters the sandbox")
+        canonical(name)
+
+
+def _send_base(client: Any, plan: Rootfs, log: Log) -> str:
+    """The base's name, which is only for FROM: afterwards it is a nameless part of the image, or gone."""
+    version = uuid.uuid4().hex[:12]
+    base = f"{BASE_NAME}:{version}"
+    log(f"Sending this machine's interpreter and packages as {base}\n")
+    answer = client.api.import_image_from_data(
+        stream_base(plan), repository=BASE_NAME, tag=version, changes=ENV_CHANGES
+    )
+    if "errorDetail" in answer:
+        raise UnavailableError(f"the Docker daemon did not take the base: {answer.strip()}")
+    return base
 
 
 def _build(client: Any, tag: str, arguments: Mapping[str, str], log: Log, *, offline: bool) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from mappa_envs.blocking import end_tasks
 from mappa_envs.errors import SandboxError
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 from mappa_envs.types import ToolResult
@@ -81,16 +82,9 @@ class IoThread:
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
-    loop.run_until_complete(_end_tasks())
+    loop.run_until_complete(end_tasks())
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
-
-
-async def _end_tasks() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class ThreadedSandbox(Sandbox, Generic[S]):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mappa_envs.errors import SandboxUnavailable
 from mappa_envs.sandbox.base import Limits
-from mappa_envs.sandbox.engine import Engine, check_limits, number_files
+from mappa_envs.sandbox.engine import Engine, number_files
 from mappa_envs.sandbox.io_thread import ThreadedSandbox
 from mappa_envs.sandbox.link import Zygote, ZygoteFailed
 from mappa_envs.sandbox.rootfs import ENVIRONMENT, IMPORTS, Rootfs, plan_rootfs
@@ -38,7 +38,6 @@ class NamespaceSandbox(ThreadedSandbox[Engine]):
     limits : what one run may use.
     packages : distributions that agents' code may import beyond the default ones.
     shared : host files that workspaces show read-only instead of a copy.
-    num_concurrent : runs at a time, first come, first served; default: the number of cores.
     """
 
     def __init__(
@@ -47,19 +46,11 @@ class NamespaceSandbox(ThreadedSandbox[Engine]):
         packages: Sequence[str] = (),
         *,
         shared: Sequence[Path] = (),
-        num_concurrent: int | None = None,
     ) -> None:
         limits = limits or Limits()
-        check_limits(limits)
         self._packages = tuple(packages)
         self._shared = number_files(shared)
-        engine = Engine(
-            self._launch,
-            limits,
-            shared=self._shared,
-            num_workspaces=NUM_UIDS - 1,
-            num_concurrent=num_concurrent,
-        )
+        engine = Engine(self._launch, limits, shared=self._shared, num_workspaces=NUM_UIDS - 1)
         super().__init__(engine, limits)
 
     async def _launch(self) -> Zygote:

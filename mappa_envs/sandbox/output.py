@@ -1,4 +1,4 @@
-"""Reading what a run prints: bounded memory, the head and the tail kept."""
+"""What came out of a run: its output, read with bounded memory, its report, and how it ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,43 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+MAX_REPORT_BYTES = 1 << 20
+"""Of an inspection; a longer one is none."""
+
+OUTPUT_FACTOR = 1000
+"""A run that prints more than this times what is kept is killed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Death:
+    """How the process of a run ended, and what came through its pipes."""
+
+    exit_code: int
+    limit: Any
+    duration_s: float
+    stdout: str
+    stderr: str
+    report: Any
+
+    @property
+    def exception(self) -> str | None:
+        """The class name that it claims to have ended with, if it looks like one."""
+        name = self.report.get("exception") if isinstance(self.report, dict) else None
+        return name if isinstance(name, str) and len(name) <= 100 and name.isidentifier() else None
+
+
+def first_report(data: bytes, max_bytes: int) -> Any:
+    """The first line as JSON; None where there is none or it is too long."""
+    line, end, _ = data.partition(b"\n")
+    if not end or len(line) > max_bytes:
+        return None
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 class HeadTail:
@@ -93,19 +129,20 @@ class PipeReader:
 class RunOutput:
     """The three pipes of a run: stdout, stderr and the report. Opened before it starts.
 
-    `on_flood` is called once, when stdout or stderr passes `most` bytes.
+    `on_flood` is called once, when one of them passes `most` bytes.
     """
 
     def __init__(self, limit: int, most: int, max_report_bytes: int, on_flood: Callable[[], None]) -> None:
         self.stdout, self.stderr = HeadTail(limit, most), HeadTail(limit, most)
         self.report = bytearray()
         self.flooded = False
+        self._most, self._num_reported = most, 0
         self._max_report_bytes = max_report_bytes
         self._on_flood = on_flood
         self._pipes = [
             PipeReader(lambda data: self._keep(self.stdout, data)),
             PipeReader(lambda data: self._keep(self.stderr, data)),
-            PipeReader(lambda data: self.report.extend(data[: max_report_bytes + 1 - len(self.report)])),
+            PipeReader(self._keep_report),
         ]
 
     @property
@@ -114,7 +151,17 @@ class RunOutput:
         return [pipe.write_fd for pipe in self._pipes]
 
     def _keep(self, stream: HeadTail, data: bytes) -> None:
-        if not stream.add(data) and not self.flooded:
+        if not stream.add(data):
+            self._flood()
+
+    def _keep_report(self, data: bytes) -> None:
+        self.report += data[: self._max_report_bytes + 1 - len(self.report)]
+        self._num_reported += len(data)
+        if self._num_reported > self._most:
+            self._flood()  # the code has found its descriptor
+
+    def _flood(self) -> None:
+        if not self.flooded:
             self.flooded = True
             self._on_flood()
 
@@ -134,11 +181,5 @@ class RunOutput:
             pipe.close()
 
     def first_report(self) -> Any:
-        """The first line of the report as JSON; None where there is none or it is too long."""
-        line, end, _ = bytes(self.report).partition(b"\n")
-        if not end or len(line) > self._max_report_bytes:
-            return None
-        try:
-            return json.loads(line)
-        except (ValueError, RecursionError):
-            return None
+        """What the run reported, or None."""
+        return first_report(bytes(self.report), self._max_report_bytes)

@@ -50,7 +50,6 @@ class Relay:
             Limits(**config["limits"]),
             shared={Path(path): path for path in config["shared"]},
             num_workspaces=config["num_workspaces"],
-            num_concurrent=config["num_concurrent"],
         )
         self._workspaces: dict[int, EngineWorkspace] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -168,4 +167,8 @@ def main(config: dict[str, Any]) -> None:
     os.dup2(scratch, SCRATCH_FD)
     if not os.path.lexists("/dev/shm"):
         os.symlink(f"/proc/self/fd/{SCRATCH_FD}", "/dev/shm")
+    # Mapped and shared, it is memory that no look at a process finds. Where the engine holds on to it, the
+    # container's own limit remains.
+    with contextlib.suppress(OSError):
+        os.unlink("/dev/zero")
     asyncio.run(Relay(config).serve())

@@ -72,6 +72,14 @@ class Rootfs:
     command: tuple[str, ...]
 
 
+def canonical(name: str) -> str:
+    """A distribution's name as indexes compare it. Raises `ConfigError` for those of `REFUSED`."""
+    plain = re.sub(r"[-_.]+", "-", name).lower()
+    if plain in REFUSED:
+        raise ConfigError(f"packages: {name!r} ships tasks with answers and never enters the sandbox")
+    return plain
+
+
 def plan_rootfs(packages: Sequence[str] = ()) -> Rootfs:
     """Find it all on this machine.
 
@@ -150,12 +158,10 @@ def _package_paths(packages: Sequence[str]) -> dict[str, Path]:
     waiting = [(name, True) for name in (*DISTRIBUTIONS, *packages)] + [(name, False) for name in OPTIONAL]
     while waiting:
         name, required = waiting.pop()
-        name = re.sub(r"[-_.]+", "-", name).lower()
+        name = canonical(name)
         if name in seen:
             continue
         seen.add(name)
-        if name in REFUSED:
-            raise ConfigError(f"packages: {name!r} ships tasks with answers and never enters the sandbox")
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:

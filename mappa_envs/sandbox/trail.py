@@ -14,6 +14,9 @@ from mappa_envs.types import Change, FileRecord
 MAX_DEPTH = 32
 """Folders nested deeper are not looked into."""
 
+MAX_PATH_BYTES = 512
+"""What has a longer path is not recorded: agents choose the names, and every record of a run keeps them."""
+
 MAX_HASHED_BYTES = 1 << 30
 """At one look, small files first. What comes after has no sha256: sparse files can pretend to be any size."""
 
@@ -51,7 +54,7 @@ def take_snapshot(root_fd: int) -> Snapshot:
     found = sorted(_walk(root_fd), key=lambda item: item[1].size)
     entries, budget = {}, MAX_HASHED_BYTES
     for path, entry in found:
-        kind = _kind_by_mode(entry.mode)
+        kind = kind_by_mode(entry.mode)
         digest = ""
         if kind is None:
             digest, kind = _look_inside(root_fd, path, entry.size <= budget)
@@ -73,6 +76,8 @@ def _walk(root_fd: int) -> Iterator[tuple[bytes, Entry]]:
         try:
             for name in map(os.fsencode, os.listdir(fd)):
                 path = folder + b"/" + name if folder else name
+                if len(path) > MAX_PATH_BYTES:
+                    continue
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 if stat.S_ISDIR(found.st_mode):
                     if path.count(b"/") < MAX_DEPTH:
@@ -133,7 +138,8 @@ def _record(path: bytes, change: Change, entry: Entry) -> FileRecord:
     return FileRecord(path=name, change=change, size=entry.size, sha256=entry.sha256, kind=entry.kind)
 
 
-def _kind_by_mode(mode: int) -> str | None:
+def kind_by_mode(mode: int) -> str | None:
+    """None for a regular file, whose content decides."""
     if stat.S_ISREG(mode):
         return None
     return "link" if stat.S_ISLNK(mode) else "fifo" if stat.S_ISFIFO(mode) else "other"

@@ -37,17 +37,7 @@ def main() -> int:
         numpy.random.seed(0)
     _limit(work["limits"])
 
-    def report(value: Any) -> None:
-        data = json.dumps(value).encode() + b"\n"
-        while data:
-            data = data[os.write(report_fd, data) :]
-
-    blocks = _import_blocks()
-    trusted = work["trusted"]
-    namespace = blocks.make_main(os.getcwd(), report if trusted else None)
-    exit_code, error = blocks.run(work["blocks"], namespace)
-    if error and not trusted:
-        report({"exception": error[:200]})
+    exit_code, _ = _import_blocks().run(work, os.getcwd(), report_fd)
     return int(exit_code)
 
 

@@ -5,15 +5,14 @@ The same records as `trail` gives, with calls that every Unix has.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
-from mappa_envs.sandbox.trail import MAX_DEPTH, MAX_HASHED_BYTES, kind_of
+from mappa_envs.sandbox.copying import read_file
+from mappa_envs.sandbox.trail import MAX_DEPTH, MAX_HASHED_BYTES, kind_by_mode, kind_of
 from mappa_envs.types import Change, FileRecord
 
 Stamp = tuple[int, int, int, int, int]
@@ -27,30 +26,7 @@ def read(root: Path, path: str, max_bytes: int) -> bytes:
     """See `Workspace.read`."""
     if "\0" in path or path.startswith("/") or ".." in path.split("/"):
         raise ValueError(f"{path!r} cannot be read: it is no path inside the workspace")
-    with _as_read_errors(path):
-        fd = _open_beneath(root, os.fsencode(path))
-    try:
-        about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode):
-            raise ValueError(f"{path!r} is not a regular file")
-        if about.st_size <= max_bytes:
-            with open(fd, "rb", closefd=False) as file:
-                data = file.read(max_bytes + 1)
-            if len(data) <= max_bytes:
-                return data
-        raise ValueError(f"{path!r} is larger than {max_bytes} bytes")
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _as_read_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise FileNotFoundError(errno.ENOENT, "no such file in the workspace", path) from None
-        raise ValueError(f"{path!r} cannot be read: {os.strerror(error.errno or 0)}") from None
+    return read_file(path, max_bytes, lambda: _open_beneath(root, os.fsencode(path)))
 
 
 def _open_beneath(root: Path, path: bytes) -> int:
@@ -99,7 +75,7 @@ def compare(
             continue
         change: Change = "deleted" if new is None else "created" if old is None else "changed"
         _, size, mode, *_ = new or old or (0,) * 5
-        digest, kind = "", _kind_by_mode(mode)
+        digest, kind = "", kind_by_mode(mode)
         if kind is None and new is None:
             kind = "other"
         elif kind is None:
@@ -108,13 +84,6 @@ def compare(
         text = path.decode("utf-8", "backslashreplace")
         records.append(FileRecord(path=text, change=change, size=size, sha256=digest, kind=kind))
     return tuple(records)
-
-
-def _kind_by_mode(mode: int) -> str | None:
-    """None for a regular file, whose content decides."""
-    if stat.S_ISREG(mode):
-        return None
-    return "link" if stat.S_ISLNK(mode) else "fifo" if stat.S_ISFIFO(mode) else "other"
 
 
 def _look_inside(root: Path, path: bytes, budget: int) -> tuple[str, str]:

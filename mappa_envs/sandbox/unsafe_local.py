@@ -20,21 +20,18 @@ import time
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from mappa_envs.errors import ConfigError, DataError, SandboxError, SandboxUnavailable, boundary
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
-from mappa_envs.sandbox.engine import check_limits
+from mappa_envs.sandbox.copying import relative_path
 from mappa_envs.sandbox.io_thread import ThreadedSandbox
-from mappa_envs.sandbox.output import HeadTail
-from mappa_envs.sandbox.rootfs import ENVIRONMENT, REFUSED
+from mappa_envs.sandbox.output import MAX_REPORT_BYTES, OUTPUT_FACTOR, Death, HeadTail, first_report
+from mappa_envs.sandbox.rootfs import ENVIRONMENT, canonical
 from mappa_envs.sandbox.unsafe_files import Stamp, compare, read, scan
 from mappa_envs.types import ToolResult
 
-MAX_REPORT_BYTES = 1 << 20
-OUTPUT_FACTOR = 1000
 DRAIN_S = 1.0
 """How long to wait for the last output when a process that escaped still holds the pipes."""
 
@@ -77,17 +74,14 @@ class UnsafeLocalSandbox(ThreadedSandbox["_Folders"]):
             stacklevel=2,
         )
         limits = limits or Limits()
-        check_limits(limits)
         for name in packages:
             _check_package(name)
         super().__init__(_Folders(limits), limits)
 
 
 def _check_package(name: str) -> None:
-    if name.replace("_", "-").lower() in REFUSED:
-        raise ConfigError(f"packages: {name!r} ships tasks with answers and is nothing for agents")
     try:
-        importlib.metadata.distribution(name)
+        importlib.metadata.distribution(canonical(name))
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(f"packages: {name!r} is not installed: pip install {name}") from None
 
@@ -101,7 +95,7 @@ class _Folders(Sandbox):
         self.workspaces: set[_Folder] = set()
 
     async def open(self, files: Mapping[str, Path | bytes] | None = None) -> _Folder:
-        contents = {_check_name(name): content for name, content in (files or {}).items()}
+        contents = {relative_path(name): content for name, content in (files or {}).items()}
         workspace = _Folder(self)
         self.workspaces.add(workspace)
         try:
@@ -182,13 +176,12 @@ class _Folder(Workspace):
             death = await self._execute(blocks, self._sandbox.limits.time_s, trusted=False)
             before, self._before = self._before, await asyncio.to_thread(scan, self._root)
             files = await asyncio.to_thread(compare, self._root, before, self._before)
-        exception = _exception_name(death.report)
-        starved = death.exit_code and exception == "MemoryError"
+        starved = death.exit_code and death.exception == "MemoryError"
         return ToolResult(
             stdout=death.stdout,
             stderr=death.stderr,
             exit_code=death.exit_code,
-            exception=exception,
+            exception=death.exception,
             limit=death.limit or ("memory" if starved else None),
             duration_s=death.duration_s,
             files=files,
@@ -202,7 +195,7 @@ class _Folder(Workspace):
             _log.debug("no report (exit %s, limit %s): %s", death.exit_code, death.limit, death.stderr)
         return death.report
 
-    async def _execute(self, blocks: list[str], time_s: float, *, trusted: bool) -> _Death:
+    async def _execute(self, blocks: list[str], time_s: float, *, trusted: bool) -> Death:
         """One process from birth to death. Cancelled, it kills the process and waits for its end."""
         limits = self._sandbox.limits
         work = {
@@ -232,13 +225,13 @@ class _Folder(Workspace):
             await output.end()
         finally:
             output.close()
-        return _Death(
+        return Death(
             exit_code=exit_code,
             limit="output" if output.flooded else limit,
             duration_s=duration_s,
             stdout=output.streams[0].text(),
             stderr=output.streams[1].text(),
-            report=output.first_report(),
+            report=first_report(bytes(output.report), MAX_REPORT_BYTES),
         )
 
     async def _start(self, work: bytes, output: _Output) -> asyncio.subprocess.Process:
@@ -269,18 +262,6 @@ class _Folder(Workspace):
                 os.close(fd)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Death:
-    """How a process ended, and what came through its pipes."""
-
-    exit_code: int
-    limit: Literal["time", "output"] | None
-    duration_s: float
-    stdout: str
-    stderr: str
-    report: Any
-
-
 class _Output:
     """The three pipes of a run: stdout, stderr and the report."""
 
@@ -289,11 +270,11 @@ class _Output:
         self.sinks: list[Callable[[bytes], None]] = [
             lambda data: self._keep(self.streams[0], data),
             lambda data: self._keep(self.streams[1], data),
-            lambda data: self._report.extend(data[: MAX_REPORT_BYTES + 1 - len(self._report)]),
+            lambda data: self.report.extend(data[: MAX_REPORT_BYTES + 1 - len(self.report)]),
         ]
         self.flooded = False
         self.on_flood: Callable[[], None] = lambda: None
-        self._report = bytearray()
+        self.report = bytearray()
         self._tasks: list[asyncio.Task[None]] = []
         self._transports: list[asyncio.ReadTransport] = []
 
@@ -323,16 +304,6 @@ class _Output:
         for transport in self._transports:
             transport.close()
 
-    def first_report(self) -> Any:
-        """The first line of the report as JSON; None where there is none or it is too long."""
-        line, end, _ = bytes(self._report).partition(b"\n")
-        if not end or len(line) > MAX_REPORT_BYTES:
-            return None
-        try:
-            return json.loads(line)
-        except (ValueError, RecursionError):
-            return None
-
 
 async def _pump(stream: asyncio.StreamReader, sink: Callable[[bytes], None]) -> None:
     while data := await stream.read(1 << 16):
@@ -343,16 +314,3 @@ def _kill_group(group: int) -> None:
     # macOS says "not permitted" where only zombies are left.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-
-
-def _check_name(name: str) -> str:
-    path = PurePosixPath(name)
-    if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name:
-        raise ConfigError(f"files: {name!r} is no relative path inside the workspace")
-    return path.as_posix()
-
-
-def _exception_name(claim: Any) -> str | None:
-    """The class name that the process claims, if it looks like one."""
-    name = claim.get("exception") if isinstance(claim, dict) else None
-    return name if isinstance(name, str) and len(name) <= 100 and name.isidentifier() else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -102,8 +102,9 @@ class CountsCalls(ToyEnv):
 class ForgetsSeeds(ToyEnv):
     calls = itertools.count()
 
-    def _pick_task(self, task_id: object, seed: int) -> Task:
-        return TASKS[next(self.calls) % 3 % 2]
+    async def areset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+        drawn = TASKS[next(self.calls) % 3 % 2].task_id
+        await super().areset(seed, {**(options or {}), "task_id": drawn})
 
 
 class HasNoNumber(ToyEnv):

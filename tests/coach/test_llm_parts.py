@@ -293,7 +293,16 @@ def test_retry_after_is_seconds_or_a_date(value: str, low: float, high: float) -
     assert low <= found <= high
 
 
-@pytest.mark.parametrize("headers", [{}, {"retry-after": "soon"}, {"retry-after": ""}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"retry-after": "soon"},
+        {"retry-after": ""},
+        {"retry-after": f"Mon, 01 Jan {'9' * 20} 00:00:00 GMT"},
+        {"retry-after": f"Mon, 01 Jan 2020 00:00:00 +{'9' * 20}"},
+    ],
+)
 def test_no_usable_retry_after_is_none(headers: dict[str, str]) -> None:
     error: Any = SimpleNamespace(response=SimpleNamespace(headers=headers))
     assert retry_after_s(error) is None

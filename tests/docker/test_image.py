@@ -14,7 +14,10 @@ import pytest
 from mappa_envs.__main__ import main
 from mappa_envs.errors import ConfigError, SandboxUnavailable, UnavailableError
 from mappa_envs.sandbox import image_build
+from mappa_envs.sandbox.container import NUM_WORKSPACES
+from mappa_envs.sandbox.image.prepare import AGENT_IDS
 from mappa_envs.sandbox.image_build import build_image, connect
+from mappa_envs.sandbox.inside.isolation import FIRST_UID
 from mappa_envs.sandbox.rootfs import DISTRIBUTIONS, IMPORTS, MASKS, OPTIONAL
 
 Ask = Callable[..., Any]
@@ -244,6 +247,10 @@ def test_without_the_docker_package_the_error_says_what_to_install(monkeypatch: 
     monkeypatch.setitem(sys.modules, "docker", None)
     with pytest.raises(SandboxUnavailable, match=re.escape('-e ".[docker]"')):
         connect()
+
+
+def test_every_workspace_of_a_container_has_an_account() -> None:
+    assert {FIRST_UID + number for number in range(1, NUM_WORKSPACES + 1)} <= set(AGENT_IDS)
 
 
 def test_the_images_pins_are_those_of_the_tested_set() -> None:

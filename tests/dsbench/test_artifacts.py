@@ -361,6 +361,15 @@ def test_what_is_no_report_is_unverifiable(report: Any, task: TinyTask) -> None:
     assert asyncio.run(scenario()).status == "unverifiable"
 
 
+@pytest.mark.parametrize("shape", [[3] * 10_000, [10**4300], [-1], ["3"], "33"])
+def test_a_shape_that_nothing_has_is_dropped(shape: Any, task: TinyTask) -> None:
+    async def scenario() -> Artifact:
+        sandbox = FakeSandbox(inspector=lambda script, files: {"status": "valid", "shape": shape})
+        return (await inspect(await sandbox.open(), ["model.pkl"], task.spec, task.tables))["model.pkl"]
+
+    assert asyncio.run(scenario()).shape is None
+
+
 def test_overwriting_the_inputs_changes_no_verdict(task: TinyTask, bench: Bench) -> None:
     code = LOAD + "T = T[:3]" + SAVE + "test[:3].to_csv('test.csv', index=False)"
     _, found = bench.look(task, code, ["X_test.pkl"])

@@ -272,6 +272,13 @@ def test_answers_without_a_label(tmp_path: Path, metric: str, gap: str) -> None:
         assert grade(f"id,x\n1,a\n2,{gap}\n".encode(), answers, named).score == 1
 
 
+def test_a_ranking_of_labels_with_blanks_cannot_be_written(tmp_path: Path) -> None:
+    answers = write(tmp_path / "answers.csv", "id,x\n1,Zika\n2,West Nile\n")
+    with pytest.raises(DataError, match=r"column 'x' has the label 'West Nile'.* in one word"):
+        grade(b"id,x\n1,Zika\n2,Zika\n", answers, TaskSpec("map@3", "id", ("x",)))
+    assert grade(answers, answers, TaskSpec("accuracy", "id", ("x",))).score == 1
+
+
 @pytest.mark.parametrize("metric", ["f1", "roc_auc"])
 def test_a_positive_that_is_no_label(tmp_path: Path, metric: str) -> None:
     answers = write(tmp_path / "answers.csv", "id,sick\n1,yes\n2,no\n")
@@ -300,6 +307,9 @@ def test_ids_and_labels_compare_as_text(cell: str, same: str) -> None:
     [
         ({"target_columns": "y"}, "target_columns"),
         ({"target_columns": []}, "target_columns"),
+        ({"target_columns": ["y", "y"]}, "target_columns: 'y' is the id column or stands twice"),
+        ({"target_columns": ["id"]}, "target_columns: 'id' is the id column or stands twice"),
+        ({"target_columns": [1]}, "target_columns"),
         ({"metric": None}, "metric"),
         ({"id_column": None}, "id_column"),
     ],

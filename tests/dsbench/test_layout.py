@@ -217,6 +217,7 @@ def test_a_constant_target_is_nothing_to_learn(tmp_path: Path) -> None:
         ("train.csv", "", "train.csv: is empty; it needs a header line"),
         ("test.csv", "\n\n", "test.csv: is empty; it needs a header line"),
         ("test.csv", "id,rooms,town\n", "test.csv: has a header but no rows"),
+        ("train.csv", "id,rooms,town,price\n", "train.csv: has a header but no rows"),
         ("train.csv", "id,rooms,rooms,price\n1,2,3,4\n", "column 'rooms' stands twice in the header"),
         (
             "train.csv",

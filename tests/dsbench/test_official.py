@@ -179,6 +179,22 @@ def test_scores_of_the_archive_count_where_they_are_numbers(
     assert task.dummy == dummy
 
 
+def test_scores_of_the_archive_in_the_wrong_order_are_refused(official: Path) -> None:
+    """With them, the worst submission would have the best outcome."""
+    (official / "save_performance/GT/bike-sharing-demand/result.txt").write_text("5.1")
+    with pytest.raises(
+        DataError, match=r"save_performance: reference = 5\.1 must be better than dummy = 4\.8"
+    ):
+        load_tasks(str(official))
+
+
+def test_an_answer_with_a_label_unknown_to_train_is_found(official: Path) -> None:
+    answers = official / "data/answers/tabular-playground-series-sep-2021/test_answer.csv"
+    answers.write_text(answers.read_text().replace(",1\n", ",0.5\n", 1))
+    (finding,) = [finding for finding in check(official) if finding.task.startswith("tabular")]
+    assert "test_answer.csv: the label '0.5' is not among those of train.csv (0, 1)" in finding.message
+
+
 def test_other_names_of_id_and_target_are_taken_from_the_answers(tmp_path: Path) -> None:
     write_task(tmp_path / "data", "playground-series-s3e10", "id", ("Strength",), [(0,), (1,)], None)
     write_task(tmp_path / "data", "playground-series-s3e3", "id", ("Attrition",), [(0,), (1,)], None)

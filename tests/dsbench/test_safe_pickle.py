@@ -26,6 +26,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils import Bunch
 
 from mappa_envs.dsbench import safe_pickle
+from mappa_envs.dsbench.inspector import examine
 from mappa_envs.dsbench.pickle_checks import Fault, Refused
 from mappa_envs.dsbench.safe_pickle import load
 
@@ -264,3 +265,15 @@ def test_broken_bytes_are_a_fault(tmp_path: Path) -> None:
         (tmp_path / "value.pkl").write_bytes(data)
         with pytest.raises(Fault):
             load(str(tmp_path / "value.pkl"))
+
+
+def test_a_librarys_words_about_an_agents_names_steer_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = pd.DataFrame({"x": [0.0, 1.0, 2.0]})
+    table.rename(columns={"x": "\x1b[2J\ud800x"}).to_pickle("X_test.pkl")
+    pd.to_pickle(LogisticRegression().fit(table, [0, 1, 1]), "model.pkl")
+    found = examine({"path": "model.pkl", "family": "label", "targets": ["y"]})
+    assert found["status"] == "invalid"
+    assert "unseen at fit time: - \ufffd[2J\ufffdx" in found["problem"]

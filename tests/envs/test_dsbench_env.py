@@ -57,7 +57,8 @@ def test_the_expert_succeeds(real: DSBenchEnv, task_id: str) -> None:
 def test_what_a_later_role_breaks_is_found(real: DSBenchEnv) -> None:
     task = TASKS["iris-species"]
     real.reset(seed=0, options={"task_id": task.task_id})
-    breaks = "```python\nimport pandas as pd\npd.read_pickle('X_test.pkl').iloc[:, 1:].to_pickle('X_test.pkl')\n```"
+    fewer = "pd.read_pickle('X_test.pkl').iloc[:, 1:].to_pickle('X_test.pkl')"
+    breaks = f"```python\nimport pandas as pd\n{fewer}\n```"
     for agent in ("data_engineer_0", "modeler_0"):
         real.step(expert_action(agent, task))
     assert {a.status for turn in real.episode.turns for a in turn.artifacts} == {"valid"}

@@ -61,6 +61,11 @@ def test_a_solution_reaches_nobody_but_its_box_counts(tmp_path: Path) -> None:
     assert "Adding" not in str(task)
 
 
+def test_half_a_character_is_replaced(tmp_path: Path) -> None:
+    task = one(tmp_path, {"id": "\ud835", "problem": "Find \ud835.", "answer": "\ud835", "split": "val"})
+    assert (task.task_id, task.prompt, task.golds) == ("\ufffd", "Find \ufffd.", ("\ufffd",))
+
+
 def test_shapes_of_files(tmp_path: Path) -> None:
     records = [{"problem": f"What is {n}+1?", "answer": n + 1} for n in range(4)]
     lines = "\n".join(map(json.dumps, records))
@@ -94,6 +99,7 @@ def test_ids_splits_and_levels(tmp_path: Path) -> None:
 def test_chat_prompts_and_pictures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "Add.\nAIME 1985 Problem 4.png"}]
     assert one(tmp_path, {"prompt": chat, "answer": 1}).prompt == "Add."
+    assert one(tmp_path, {"prompt": "Count in a.png", "answer": 1}).prompt == "Count in a.png"
     assert "picture" in caplog.text
 
 
@@ -103,6 +109,7 @@ def test_chat_prompts_and_pictures(tmp_path: Path, caplog: pytest.LogCaptureFixt
         ("", "empty"),
         ("[]", "no record"),
         ("{", "line 1"),
+        ("[" * 100_000, "line 1"),
         ('[{"answer": 1}]', "no problem"),
         ('[{"problem": "?"}]', "no usable answer"),
         ('[{"problem": "?", "answer": null}]', "no usable answer"),
@@ -198,3 +205,13 @@ def test_the_command_line_finds_problems_that_stand_twice(
     assert "3 problems looked at, 1 pairs are the same" in shown
     file.write_text(json.dumps(records[2]))
     assert main(["data", "check", str(file)]) == 0
+
+
+def test_the_command_line_finds_an_answer_that_nothing_matches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, [{"id": "half", "problem": "Halve 1.", "answer": r"\frac{1}{2"}])
+    assert main(["data", "check", path]) == 1
+    shown = capsys.readouterr().out
+    assert "'half': nothing matches its answer" in shown
+    assert "1 problems looked at, 0 pairs are the same, 1 answers can never be given" in shown

@@ -151,8 +151,10 @@ def test_bombs_one_after_another_take_at_most_two_seconds_each(bomb: str) -> Non
 
 def test_a_long_message_is_read_in_linear_time() -> None:
     start = time.monotonic()
-    for unit in ("\\boxed{", "{", "\\boxed{1} and ", "answer is ", "<think>", "$"):
+    for unit in ("\\boxed{", "{", "\\boxed{1} and ", "answer is ", "answer to ", "<think>", "$"):
         assert not grade(unit * (200_000 // len(unit)), "17")
+    for unit in (" ", "(", "\n-", "\\text{", "or "):
+        assert not grade("\\boxed{1}" + unit * (200_000 // len(unit)) + "x\\boxed{2}", "17")
     assert time.monotonic() - start < 5 * LIMIT_S
 
 
@@ -206,6 +208,7 @@ def test_golds() -> None:
     assert read_golds("080 or 081 (both were accepted)") == ("080", "081")
     assert read_golds([142.0, "007", 3]) == ("142", "007", "3")
     assert read_golds(r"x = 1 \text{ or } x = 2") == (r"x = 1 \text{ or } x = 2",)
+    assert read_golds("x = 1 or x = 2") == ("x = 1 or x = 2",)
     assert read_golds(float("inf")) == ()
     assert read_golds(10**5000) == ()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import resource
 import socket
 import struct
 
@@ -14,8 +16,11 @@ from mappa_envs.sandbox.inside.seccomp import (
     CLONE,
     CLONE3,
     DENIED,
-    NEW_NAMESPACES,
+    MMAP,
     OPENAT,
+    PRLIMIT,
+    REFUSED_CLONES,
+    SETRLIMIT,
     SOCKETPAIR,
     WRITING,
     X32_BIT,
@@ -58,8 +63,9 @@ def test_filter_decides_by_its_tables(machine: str, read_only: bool) -> None:
     code = program(machine, read_only=read_only)
     column = MACHINES.index(machine)
     denied = {numbers[column] for numbers in (DENIED | WRITING if read_only else DENIED).values()}
+    by_arguments = {call[machine] for call in (CLONE, SOCKETPAIR, OPENAT, MMAP, PRLIMIT, SETRLIMIT)}
     for number in range(600):
-        if number not in (CLONE[machine], SOCKETPAIR[machine], OPENAT[machine]):
+        if number not in by_arguments:
             expected = errno.EPERM if number in denied else errno.ENOSYS if number == CLONE3 else 0
             assert decide(code, machine, number) == (fail(expected) if expected else ALLOW), number
 
@@ -70,15 +76,50 @@ def test_filter_looks_at_arguments(machine: str) -> None:
     denied = fail(errno.EPERM)
     assert decide(code, machine, CLONE[machine], 17) == ALLOW
     for bit in range(32):
-        if NEW_NAMESPACES >> bit & 1:
-            assert decide(code, machine, CLONE[machine], 17 | 1 << bit) == denied
+        refused = REFUSED_CLONES >> bit & 1
+        assert decide(code, machine, CLONE[machine], 17 | 1 << bit) == (denied if refused else ALLOW)
     stream = socket.SOCK_STREAM | socket.SOCK_CLOEXEC
     assert decide(code, machine, SOCKETPAIR[machine], 1, stream) == ALLOW
     assert decide(code, machine, SOCKETPAIR[machine], 1, socket.SOCK_DGRAM) == denied
+    assert decide(code, machine, SOCKETPAIR[machine], 30, stream) == denied
     assert decide(code, machine, OPENAT[machine], 0, 0, os.O_WRONLY) == ALLOW
     assert decide(reading, machine, OPENAT[machine], 0, 0, os.O_RDONLY | os.O_CLOEXEC) == ALLOW
     for flag in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC):
         assert decide(reading, machine, OPENAT[machine], 0, 0, flag) == denied
+
+
+@machines
+def test_filter_lets_no_memory_be_shared_without_a_file(machine: str) -> None:
+    """Nor does it lend the host's huge pages."""
+    code = program(machine, read_only=False)
+
+    def map_with(flags: int) -> int:
+        return decide(code, machine, MMAP[machine], 0, 1 << 20, 3, flags)
+
+    private, shared, without_file, huge = mmap.MAP_PRIVATE, mmap.MAP_SHARED, mmap.MAP_ANONYMOUS, 0x40000
+    for flags in (private, shared, private | without_file, private | mmap.MAP_DENYWRITE):
+        assert map_with(flags) == ALLOW
+    validated = 3
+    for flags in (
+        shared | without_file,
+        validated | without_file,
+        private | huge,
+        private | without_file | huge,
+    ):
+        assert map_with(flags) == fail(errno.EPERM)
+
+
+@machines
+def test_filter_keeps_the_limit_on_core_dumps(machine: str) -> None:
+    """It may be read, and every other limit be set; the address of a new value may end with zeros."""
+    code = program(machine, read_only=False)
+    core, others = resource.RLIMIT_CORE, (resource.RLIMIT_CPU, resource.RLIMIT_NOFILE, resource.RLIMIT_AS)
+    for new in (0x7FFF1234, 1 << 32):
+        assert decide(code, machine, PRLIMIT[machine], 0, core, new, 0) == fail(errno.EPERM)
+        assert {decide(code, machine, PRLIMIT[machine], 0, other, new, 0) for other in others} == {ALLOW}
+    assert decide(code, machine, PRLIMIT[machine], 0, core, 0, 0x7FFF1234) == ALLOW
+    assert decide(code, machine, SETRLIMIT[machine], core, 0x7FFF1234) == fail(errno.EPERM)
+    assert decide(code, machine, SETRLIMIT[machine], resource.RLIMIT_NOFILE, 0x7FFF1234) == ALLOW
 
 
 @machines

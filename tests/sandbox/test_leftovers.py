@@ -26,7 +26,8 @@ if os.fork() == 0:
             open("/workspace/late", "a").write("x")
             time.sleep(0.001)
     os._exit(0)
-time.sleep(0.05)
+while not os.path.exists("/workspace/late"):
+    time.sleep(0.001)
 print("left")
 """
 

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import pytest
 
-from mappa_envs.errors import SandboxError, SandboxUnavailable
+from mappa_envs.errors import ConfigError, SandboxError, SandboxUnavailable
 from mappa_envs.sandbox import auto
-from mappa_envs.sandbox.base import Workspace
+from mappa_envs.sandbox.base import Limits, Workspace
 from mappa_envs.sandbox.doctor import probe
 from mappa_envs.sandbox.elf import read_needs
 from mappa_envs.sandbox.fake import FakeSandbox, FakeWorkspace
@@ -190,3 +190,9 @@ def test_probe_says_what_auto_takes() -> None:
         assert all(finding.ok is not False for finding in findings.values())
     else:
         assert [finding.ok for finding in findings.values()] == [False, False]
+
+
+def test_a_limit_that_stops_the_first_process_is_refused() -> None:
+    with pytest.raises(ConfigError, match="processes must be at least 2, got 1"):
+        Limits(processes=1)
+    assert Limits(processes=2).processes == 2

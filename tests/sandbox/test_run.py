@@ -227,13 +227,13 @@ def test_closed_workspace_refuses(sandbox: Sandbox) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("backend", ["namespace", "docker"])
-def test_unknown_settings(backend: str) -> None:
-    with pytest.raises(ConfigError, match=backend):
+def test_unknown_settings() -> None:
+    with pytest.raises(ConfigError, match="namespace, docker"):
         open_sandbox("jail")
     for name in ("time_s", "memory_mb", "processes", "output_bytes", "workspace_mb", "workspace_files"):
-        with pytest.raises(ConfigError, match=name):
-            open_sandbox(backend, Limits(**{name: 0}))
+        for value in (0, float("inf"), float("nan")):
+            with pytest.raises(ConfigError, match=name):
+                Limits(**{name: value})
 
 
 @pytest.mark.parametrize("package", ["no-such-package", "mappa", "bokeh_sampledata"])

@@ -291,7 +291,7 @@ def retry_after_s(error: BaseException | None) -> float | None:
         pass
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError):  # the second for a year of twenty digits
         return None
 
 

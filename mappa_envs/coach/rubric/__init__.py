@@ -10,7 +10,8 @@ evidence.py    what the record of an action proves
 faults.py      an action's mistakes: trail, remarks of the inspection, code
 measured.py    mistakes that show in the files' measurements, whatever the code was
 checks.py      common mistakes with data, found in what a program was read to do
-reader.py      reading a program without running it, with expressions, calls, values and vocabulary
+loads.py       calls that would fail even if the team delivered all that it should
+reader.py      reading a program without running it, with expressions, calls, row_by_row, values, vocabulary
 corrections.py actions that would have worked
 injection.py   words that are meant for the coach
 """

@@ -23,7 +23,6 @@ from mappa_envs.coach.rubric.evidence import (
 from mappa_envs.coach.rubric.faults import (
     BLAMED,
     facts_of,
-    intended,
     mistakes,
     remarks_on,
     was_followed,
@@ -86,24 +85,21 @@ def _nearest(request: CoachRequest, e: Evidence) -> dict[str, float]:
     if e.done:
         return {me: 1.0} if e.worst >= BLAMED or (e.has_code and not e.ok) else {}
     if e.faulty and e.has_code:
-        shares = _roots(request, e.faulty)
-        own = _own_part(request, e)
+        shares, own = _roots(request, e.faulty), _own_part(e)
         return _merge({me: own}, _scaled(shares, 1 - own))
     if e.has_code and (causes := _causes(request, e)):
         return _merge({me: 0.3}, _scaled(_by_severity(causes), 0.7))
     return {me: 1.0}
 
 
-def _own_part(request: CoachRequest, e: Evidence) -> float:
+def _own_part(e: Evidence) -> float:
     """The share of a blocked agent whose code would not have done its job anyway."""
     asks_for_another = e.failure == "FileNotFoundError" and all(a.status != "missing" for a in e.faulty)
     # What is missing raises FileNotFoundError; whoever trips over a key did so before, or elsewhere.
     trips_elsewhere = e.failure == "KeyError" and all(a.status == "missing" for a in e.faulty)
     if e.failure in OWN_BUGS or asks_for_another or trips_elsewhere:
         return 0.5
-    intents = intended(request.turn, request.team, request.task)
-    graver = any(one.severity >= SERIOUS for one in intents)
-    return 0.4 if e.named < 1 or graver else 0.0
+    return 0.4 if e.named < 1 or e.intended else 0.0
 
 
 def suspects(request: CoachRequest) -> tuple[Suspect, ...]:

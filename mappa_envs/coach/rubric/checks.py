@@ -20,7 +20,6 @@ GRAVE, SERIOUS, HARMFUL, SLIGHT = 0.9, 0.6, 0.4, 0.2
 
 _log = logging.getLogger(__name__)
 
-MADE = frozenset({Tag.PREDICTION, Tag.PROBABILITY})
 FEW_ROWS = 100
 _FIRST_ROWS = re.compile(r"(?:head|tail|sample|\[)\(?(?:n=)?:?-?(\d+)[,\])]|sample\(.*frac=(0?\.[0-3]\d*)\b")
 _MANY = float("inf")

@@ -43,7 +43,7 @@ from mappa_envs.coach.rubric.blame import assign, revisions, upstream_fault
 from mappa_envs.coach.rubric.checks import SERIOUS
 from mappa_envs.coach.rubric.corrections import correction
 from mappa_envs.coach.rubric.evidence import Evidence, gather
-from mappa_envs.coach.rubric.faults import BLAMED, intended
+from mappa_envs.coach.rubric.faults import BLAMED
 from mappa_envs.coach.rubric.hindsight import look_back
 from mappa_envs.coach.rubric.injection import ADDRESSED, addresses_the_coach
 from mappa_envs.coach.rubric.outcomes import disappoints, is_poor
@@ -107,8 +107,7 @@ def _with_files(request: CoachRequest, e: Evidence, blame: Mapping[str, float]) 
         innocent = request.role.name not in blame
         least = INNOCENT if innocent else 4.0 if e.ok else 3.5
         points = max(points, least - (0.0 if e.closed else 0.5))
-        intents = intended(request.turn, request.team, request.task)
-        notes += [one.words for one in intents if one.severity >= SERIOUS]
+        notes += [one.words for one in e.intended]
     if e.blocked or e.excused:
         owed = _list(a.problem or a.path for a in e.faulty)
         notes.append(f"it needs what upstream did not deliver: {owed}")

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from mappa_envs.actions import extract_code, strip_reasoning
 from mappa_envs.coach.base import CoachRequest
-from mappa_envs.coach.rubric.checks import GRAVE, Finding
-from mappa_envs.coach.rubric.faults import facts_of, mistakes, remarks_on
+from mappa_envs.coach.rubric.checks import GRAVE, SERIOUS, Finding
+from mappa_envs.coach.rubric.faults import facts_of, intended, mistakes, remarks_on
 from mappa_envs.coach.rubric.measured import CERTAIN, SUSPECTED, measured
 from mappa_envs.coach.rubric.outcomes import disappoints
 from mappa_envs.coach.rubric.reader import parse
@@ -24,6 +24,9 @@ from mappa_envs.types import Artifact, Role, Turn
 UNPARSED = frozenset({"SyntaxError", "IndentationError", "TabError"})
 OWN_BUGS = UNPARSED | {"NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
 """Exceptions that no input file can cause."""
+
+NOT_TRIED = "predict() was not tried"
+"""The inspector's remark on a model without a table to try it on."""
 
 _FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
 
@@ -36,7 +39,8 @@ class Evidence:
     `named` and `clean` are shares in [0, 1] of the required files: made (part credit for a flawed one),
     named in the code, valid without a remark. `inputs` are the upstream roles' files before the action,
     `faulty` those of them that are not valid and that the code asks for, `excused` own files that can only be
-    invalid because X_test.pkl is. `mistakes` are what the record of the action shows beside all that.
+    invalid because X_test.pkl is. `mistakes` are what the record of the action shows beside all that,
+    `intended` the serious ones that stand in the code of an action that was blocked before it came to them.
     """
 
     has_code: bool
@@ -53,6 +57,7 @@ class Evidence:
     faulty: tuple[Artifact, ...]
     excused: tuple[str, ...] = ()
     mistakes: tuple[Finding, ...] = ()
+    intended: tuple[Finding, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -81,7 +86,7 @@ def gather(request: CoachRequest) -> Evidence:
     excused = tuple(a.path for a in own if a.status == "invalid" and for_want_of_input(a, inputs))
     valid = {a.path for a in own if a.status == "valid"} | set(excused)
     share = 1 / len(files) if files else 0.0
-    return Evidence(
+    found = Evidence(
         has_code=tool is not None,
         closed=len(_FENCE.findall(strip_reasoning(turn.action))) % 2 == 0,
         parsed=tool is not None and tool.exception not in UNPARSED,
@@ -97,10 +102,10 @@ def gather(request: CoachRequest) -> Evidence:
         excused=excused,
         mistakes=(*_broken(request, inputs), *_own_mistakes(request, inputs)),
     )
-
-
-NOT_TRIED = "predict() was not tried"
-"""The inspector's remark on a model without a table to try it on."""
+    if not found.blocked:
+        return found
+    intents = intended(turn, request.team, request.task)
+    return replace(found, intended=tuple(one for one in intents if one.severity >= SERIOUS))
 
 
 def model_kind(request: CoachRequest) -> str:

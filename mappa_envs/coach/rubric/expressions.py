@@ -18,11 +18,10 @@ from mappa_envs.coach.rubric.values import (
     merged,
     of_const,
 )
+from mappa_envs.coach.rubric.vocabulary import MADE
 
 if TYPE_CHECKING:
     from mappa_envs.coach.rubric.reader import Reader
-
-MADE = frozenset({Tag.PREDICTION, Tag.PROBABILITY})
 
 
 def evaluate(reader: Reader, node: ast.expr) -> Value:
@@ -243,10 +242,6 @@ def _comprehension(reader: Reader, node: ast.ListComp | ast.GeneratorExp | ast.S
         reader.state.names = outer
 
 
-def _call(reader: Reader, node: ast.Call) -> Value:
-    return call(reader, node)
-
-
 def _const(reader: Reader, node: ast.Constant) -> Value:
     return of_const(node.value)
 
@@ -273,6 +268,6 @@ _HANDLERS: dict[type[ast.expr], Callable[[Reader, Any], Value]] = {
     ast.ListComp: _comprehension,
     ast.GeneratorExp: _comprehension,
     ast.SetComp: _comprehension,
-    ast.Call: _call,
+    ast.Call: call,
     ast.NamedExpr: _walrus,
 }

@@ -64,10 +64,6 @@ class Facts:
     slips: tuple[tuple[int, int], ...]
     rambles: bool
 
-    @property
-    def ok(self) -> bool:
-        return self.turn.tool is not None and self.turn.tool.ok
-
 
 def facts_of(turn: Turn, problem: str) -> Facts:
     """Read the turn."""

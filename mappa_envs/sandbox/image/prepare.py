@@ -17,7 +17,8 @@ from pathlib import Path
 
 BAD_PACKAGE = 2
 BUILD = Path(__file__).parent
-AGENT_IDS = range(10_000, 10_256)
+AGENT_IDS = range(10_000, 10_257)
+"""Of the workspaces of a container, which are numbered from 1, and of nobody before them."""
 
 
 def main() -> None:

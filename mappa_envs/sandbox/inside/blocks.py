@@ -1,9 +1,10 @@
-"""A message's blocks, one after the other in one `__main__`. For workers, and for `unsafe_driver.py`."""
+"""What a run executes: blocks, one after the other in one `__main__`. For workers, and `unsafe_driver.py`."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import json
 import linecache
 import os
 import sys
@@ -15,7 +16,27 @@ from typing import Any
 Report = Callable[[Any], None]
 
 
-def make_main(folder: str, report: Report | None) -> dict[str, Any]:
+def run(work: dict[str, Any], folder: str, report_fd: int) -> tuple[int, dict[str, Any]]:
+    """Run the work's "blocks" in a folder; the exit code, and the namespace that is left.
+
+    Code that is "trusted" finds `report`. For other code, the report says what was raised and not caught.
+    """
+    trusted = work["trusted"]
+    namespace = _make_main(folder, (lambda value: write_report(report_fd, value)) if trusted else None)
+    exit_code, error = _run(work["blocks"], namespace)
+    if error and not trusted:
+        write_report(report_fd, {"exception": error[:200]})
+    return exit_code, namespace
+
+
+def write_report(fd: int, value: Any) -> None:
+    """One line of JSON."""
+    data = json.dumps(value).encode() + b"\n"
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _make_main(folder: str, report: Report | None) -> dict[str, Any]:
     """The namespace of a new `__main__`, in which the code of the trusted finds `report`."""
     main_module = types.ModuleType("__main__")
     main_module.__dict__.update(__file__=os.path.join(folder, "main.py"), __builtins__=builtins)
@@ -29,7 +50,7 @@ def make_main(folder: str, report: Report | None) -> dict[str, Any]:
     return main_module.__dict__
 
 
-def run(blocks: Sequence[str], namespace: dict[str, Any]) -> tuple[int, str | None]:
+def _run(blocks: Sequence[str], namespace: dict[str, Any]) -> tuple[int, str | None]:
     """Exit code, and the class name of what was raised and not caught."""
     names = ["main.py"] if len(blocks) == 1 else [f"block_{n}.py" for n in range(1, len(blocks) + 1)]
     for name, source in zip(names, blocks, strict=True):
@@ -49,7 +70,7 @@ def run(blocks: Sequence[str], namespace: dict[str, Any]) -> tuple[int, str | No
 def _exit_code(error: SystemExit) -> int:
     """As the interpreter does it at its own end."""
     if error.code is None or isinstance(error.code, int):
-        return (error.code or 0) & 255
+        return int(error.code or 0) & 255  # its class may be the code's own
     print(error.code, file=sys.stderr)
     return 1
 

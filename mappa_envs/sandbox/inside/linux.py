@@ -18,6 +18,7 @@ MNT_DETACH = 2
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+CLONE_PARENT = 0x8000
 
 PR_SET_PDEATHSIG, PR_GET_DUMPABLE, PR_SET_DUMPABLE, PR_CAPBSET_DROP = 1, 3, 4, 24
 PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 22, 36, 38, 47
@@ -81,10 +82,10 @@ def attach_mount(fd: int, target: str) -> None:
     check(libc.syscall(SYS_MOVE_MOUNT, fd, b"", AT_FDCWD, _encode(target), empty_path), "move_mount")
 
 
-def open_beneath(root_fd: int, path: str, flags: int, mode: int = 0) -> int:
+def open_beneath(root_fd: int, path: str, flags: int) -> int:
     """Open `path` under a folder: never through a link, never out of it, never across a mount."""
     inside = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
-    how = struct.pack("QQQ", flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, inside)
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0, inside)
     return check(libc.syscall(SYS_OPENAT2, root_fd, os.fsencode(path), how, len(how)), f"open {path}")
 
 

@@ -1,7 +1,7 @@
 """The system-call filter of a worker: a deny list of what reaches beyond its namespaces.
 
 Workers hold no capability, so most of these would fail anyway; the filter keeps the kernel's
-lesser-used code, and memory that no limit counts (memfd, SysV shared memory), out of reach.
+lesser-used code, and memory that no limit counts (memfd, shared memory without a file), out of reach.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .linux import (
     CLONE_NEWPID,
     CLONE_NEWUSER,
     CLONE_NEWUTS,
+    CLONE_PARENT,
     PR_SET_SECCOMP,
     check,
     prctl,
@@ -31,7 +32,8 @@ DENIED = {
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
     "unshare": (272, 97), "setns": (308, 268), "open_tree": (428, 428), "move_mount": (429, 429),
     "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
-    "mount_setattr": (442, 442), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
+    "mount_setattr": (442, 442), "open_tree_attr": (467, 467),
+    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
     "quotactl": (179, 60), "quotactl_fd": (443, 443), "fanotify_init": (300, 262),
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "process_madvise": (440, 440), "kcmp": (312, 272), "pidfd_getfd": (438, 438),
@@ -48,6 +50,9 @@ DENIED = {
     "nfsservctl": (180, 42), "memfd_create": (319, 279), "memfd_secret": (447, 447),
     "shmget": (29, 194), "shmctl": (31, 195), "shmat": (30, 196), "shmdt": (67, 197),
     "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
+    # What they keep counts as nobody's: pages that are mapped no more, and rules without end.
+    "vmsplice": (278, 75), "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
+    "landlock_restrict_self": (446, 446),
     # All runs of a sandbox share one (empty) network namespace, in which names reach others.
     "socket": (41, 198), "bind": (49, 200), "connect": (42, 203), "listen": (50, 201),
     "accept": (43, 202), "accept4": (288, 242),
@@ -73,17 +78,26 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE = {"x86_64": 56, "aarch64": 220}
 SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 OPENAT = {"x86_64": 257, "aarch64": 56}
+MMAP = {"x86_64": 9, "aarch64": 222}
+PRLIMIT = {"x86_64": 302, "aarch64": 261}
+SETRLIMIT = {"x86_64": 160, "aarch64": 164}
 CLONE3 = 435
 X32_BIT = 0x40000000
 NEW_NAMESPACES = (
     CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
 )
+REFUSED_CLONES = NEW_NAMESPACES | CLONE_PARENT
+"""With CLONE_PARENT a worker would give the zygote a child that it never waits for, which would keep the
+run's init, and so the run, from ending."""
 
 _LOAD, _AND, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _NUMBER_OFFSET, _ARCH_OFFSET = 0, 4
 _FIRST_ARGUMENT_OFFSET, _SECOND_ARGUMENT_OFFSET, _THIRD_ARGUMENT_OFFSET = 16, 24, 32
-_SOCK_TYPE_MASK, _SOCK_STREAM = 0xF, 1
+_FOURTH_ARGUMENT_OFFSET, _HIGH_HALF = 40, 4
+_AF_UNIX, _SOCK_TYPE_MASK, _SOCK_STREAM = 1, 0xF, 1
+_SHARED_WITHOUT_FILE, _MAP_HUGETLB = 0x21, 0x40000
+_RLIMIT_CORE = 4
 _FOR_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -131,22 +145,37 @@ def _actions(machine: str, *, read_only: bool) -> dict[int, bytes]:
     denied = DENIED | WRITING if read_only else DENIED
     actions = {numbers[column]: _fail(errno.EPERM) for numbers in denied.values() if numbers[column] >= 0}
     allow, deny = _instruction(_RETURN, _ALLOW), _fail(errno.EPERM)
-    # asyncio needs pairs. Datagram ones can get a name (SO_PASSCRED) and send to others' names.
-    actions[SOCKETPAIR[machine]] = (
-        _instruction(_LOAD, _SECOND_ARGUMENT_OFFSET)
-        + _instruction(_AND, _SOCK_TYPE_MASK)
-        + _instruction(_IF_EQUAL, _SOCK_STREAM, 0, 1)
-        + allow
-        + deny
-    )
+    actions |= _by_arguments(machine, allow, deny)
     if read_only:
         writes = _instruction(_LOAD, _THIRD_ARGUMENT_OFFSET) + _instruction(_IF_ANY_BIT, _FOR_WRITING, 0, 1)
         actions[OPENAT[machine]] = writes + deny + allow
     # Its flags lie behind a pointer that a filter cannot read; libc falls back to clone.
     actions[CLONE3] = _fail(errno.ENOSYS)
-    isolates = _instruction(_LOAD, _FIRST_ARGUMENT_OFFSET) + _instruction(_IF_ANY_BIT, NEW_NAMESPACES, 0, 1)
-    actions[CLONE[machine]] = isolates + deny + allow
     return actions
+
+
+def _by_arguments(machine: str, allow: bytes, deny: bytes) -> dict[int, bytes]:
+    """The calls of which some uses are denied, whatever else the worker may do."""
+    first, second = _instruction(_LOAD, _FIRST_ARGUMENT_OFFSET), _instruction(_LOAD, _SECOND_ARGUMENT_OFFSET)
+    fourth = _instruction(_LOAD, _FOURTH_ARGUMENT_OFFSET)
+    # asyncio needs pairs. Datagram ones can get a name (SO_PASSCRED) and send to others' names; those of
+    # another family would make the kernel load a module.
+    pairs = first + _instruction(_IF_EQUAL, _AF_UNIX, 0, 4)
+    pairs += second + _instruction(_AND, _SOCK_TYPE_MASK) + _instruction(_IF_EQUAL, _SOCK_STREAM, 0, 1)
+    # Its pages stay when nobody maps them any more, so that looking at processes does not find them.
+    maps = fourth + _instruction(_IF_ANY_BIT, _MAP_HUGETLB, 2, 0)
+    maps += _instruction(_AND, _SHARED_WITHOUT_FILE) + _instruction(_IF_EQUAL, _SHARED_WITHOUT_FILE, 0, 1)
+    # The worker's own value keeps crashes from starting the host's handler of core dumps; 0 would not.
+    reads = _instruction(_IF_EQUAL, _RLIMIT_CORE, 0, 4) + _instruction(_LOAD, _THIRD_ARGUMENT_OFFSET)
+    reads += _instruction(_IF_EQUAL, 0, 0, 3) + _instruction(_LOAD, _THIRD_ARGUMENT_OFFSET + _HIGH_HALF)
+    reads += _instruction(_IF_EQUAL, 0, 0, 1)
+    return {
+        CLONE[machine]: first + _instruction(_IF_ANY_BIT, REFUSED_CLONES, 0, 1) + deny + allow,
+        SOCKETPAIR[machine]: pairs + allow + deny,
+        MMAP[machine]: maps + deny + allow,
+        PRLIMIT[machine]: second + reads + allow + deny,
+        SETRLIMIT[machine]: first + _instruction(_IF_EQUAL, _RLIMIT_CORE, 0, 1) + deny + allow,
+    }
 
 
 class _Program(ctypes.Structure):

@@ -16,7 +16,7 @@ class Usage:
 
     num_tasks: int = 0
     resident_bytes: int = 0
-    """An upper bound: pages that processes share count once for each."""
+    """An upper bound: pages that processes share count once for each. With those that were swapped out."""
     table_bytes: int = 0
     """Page tables, part of the above."""
     pids: list[int] = field(default_factory=list)
@@ -35,9 +35,9 @@ class Usage:
                 return min(self.resident_bytes, container_bytes() - baseline)
             except OSError:
                 continue
-            total += fields.get("Pss_Anon", 0) + fields.get("Pss_Shmem", 0)
+            total += fields.get("Pss_Anon", 0) + fields.get("Pss_Shmem", 0) + fields.get("SwapPss", 0)
         # At most what is the zygote's own.
-        return total + self.table_bytes - _fields("/proc/self/status")["RssAnon"]
+        return total + self.table_bytes - _anonymous_bytes(_fields("/proc/self/status"))
 
 
 def _fields(path: str) -> dict[str, int]:
@@ -50,6 +50,11 @@ def _fields(path: str) -> dict[str, int]:
             if words and words[0].isdigit():
                 found[name] = int(words[0]) * (1024 if words[-1] == "kB" else 1)
     return found
+
+
+def _anonymous_bytes(status: dict[str, int]) -> int:
+    """Also what lies in the swap: a process can send its pages there, and still has them."""
+    return status["RssAnon"] + status.get("VmSwap", 0)
 
 
 def _read(path: str) -> bytes:
@@ -116,7 +121,7 @@ def usage(
     What a worker inherited does not count; what others hold does, as they may have inherited nothing.
     """
     found = {key: Usage() for key in keys}
-    inherited = _fields("/proc/self/status")["RssAnon"]
+    inherited = _anonymous_bytes(_fields("/proc/self/status"))
     for pid in all_pids():
         key = None if pid in skipped else key_of(pid)
         # A process may end at any moment, or already be a zombie without memory.
@@ -125,8 +130,8 @@ def usage(
                 used = found[key]
                 fields = _fields(f"/proc/{pid}/status")
                 used.num_tasks += fields["Threads"]
-                anonymous = max(0, fields["RssAnon"] - inherited) if pid in workers else fields["RssAnon"]
-                used.resident_bytes += anonymous + fields["RssShmem"] + fields["VmPTE"]
+                anonymous = _anonymous_bytes(fields) - (inherited if pid in workers else 0)
+                used.resident_bytes += max(0, anonymous) + fields["RssShmem"] + fields["VmPTE"]
                 used.table_bytes += fields["VmPTE"]
                 used.pids.append(pid)
     return found

@@ -61,7 +61,7 @@ def main(channel: socket.socket, setting: Setting) -> NoReturn:
         exit_code = 1  # should a late signal handler of the code raise
         exit_code = run(json.loads(work))
         if setting.touched is None:
-            _write_report(pages.own_ranges().tolist())
+            blocks.write_report(_REPORT, pages.own_ranges().tolist())
         # The zygote answers at this word; the kernel takes much longer to free the memory.
         channel.send(str(exit_code).encode())
     except (OSError, ValueError) as error:
@@ -116,7 +116,12 @@ def lock_in(order: dict[str, Any], fds: list[int], setting: Setting) -> None:
 def _limit(limits: dict[str, Any], memory_baseline: int) -> None:
     seconds = int(limits["time_s"]) + 5
     values = {
-        resource.RLIMIT_CORE: 0,
+        # Where the host hands core dumps to a program, only 1 keeps it from being started; from 0, nobody
+        # may go up.
+        resource.RLIMIT_CORE: int(resource.getrlimit(resource.RLIMIT_CORE)[1] != 0),
+        # Whatever the user may do: a run is no more urgent than the process that watches it.
+        resource.RLIMIT_RTPRIO: 0,
+        resource.RLIMIT_NICE: 0,
         resource.RLIMIT_NOFILE: _MAX_OPEN_FILES,
         resource.RLIMIT_NPROC: limits["processes"],
         resource.RLIMIT_FSIZE: limits["file_bytes"],
@@ -129,13 +134,9 @@ def _limit(limits: dict[str, Any], memory_baseline: int) -> None:
 
 
 def run(work: dict[str, Any]) -> int:
-    """Run the blocks; the exit code. `work`: blocks, trusted."""
+    """Run the work to the end of all that it began; the exit code."""
     tempfile.tempdir = None
-    trusted = work["trusted"]
-    namespace = blocks.make_main(WORKSPACE, _write_report if trusted else None)
-    exit_code, error = blocks.run(work["blocks"], namespace)
-    if error and not trusted:
-        _write_report({"exception": error[:200]})
+    exit_code, namespace = blocks.run(work, WORKSPACE, _REPORT)
     _wind_up(namespace)
     return exit_code
 
@@ -145,12 +146,6 @@ def _seed() -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(0)
-
-
-def _write_report(value: Any) -> None:
-    data = json.dumps(value).encode() + b"\n"
-    while data:
-        data = data[os.write(_REPORT, data) :]
 
 
 def _wind_up(namespace: dict[str, Any]) -> None:

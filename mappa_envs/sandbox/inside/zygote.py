@@ -16,8 +16,8 @@ import signal
 import socket
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import linux, pages, watchdog, worker
@@ -35,12 +35,8 @@ EARLY_S, GRACE_S = 0.002, 5.0
 """How long we look at a worker that said that it ends; and how long it may take where others need the
 processor, before it is killed."""
 
-REHEARSAL: dict[str, Any] = {
-    "id": 0,  # the owner's numbers begin with 1
-    "workspace": 1,  # nobody's yet
-    "read_only": False,
-    "limits": {"time_s": 30, "memory_bytes": 1 << 30, "processes": 64, "file_bytes": 1 << 20},
-}
+REHEARSAL = 0
+"""The number of a run that nobody asked for, and nobody is told of: the owner's numbers begin with 1."""
 
 
 @dataclass(eq=False)
@@ -93,7 +89,6 @@ class Zygote:
 
     def serve(self) -> None:
         """Answer requests, watch runs and keep spares ready, until the owner hangs up."""
-        self.rehearse()
         self.container_bytes = watchdog.container_bytes()
         self.reply({"op": "ready"})
         while True:
@@ -113,38 +108,6 @@ class Zygote:
                 self.on_event(self.by_fd[fd], fd)
         self.enforce_limits()
         self.bury()
-
-    def rehearse(self) -> None:
-        """Two runs of our own, to learn which pages are written to in every run: by a worker, and by us.
-
-        From here on both copy them before there is work. Where this fails, a real run will say why.
-        """
-        learned: pages.Ranges = array("Q")
-        with contextlib.suppress(OSError, ValueError):
-            self.isolation.make(REHEARSAL["workspace"], 1, 10)
-            try:
-                learned.extend(json.loads(self.rehearsal()))
-                self.setting = replace(self.setting, touched=learned)
-                with shared_with_child():
-                    self.rehearsal()
-                    self.touched = pages.own_ranges()
-            finally:
-                self.isolation.remove(REHEARSAL["workspace"])
-        self.setting = replace(self.setting, touched=learned)
-        self.num_spares = 1
-
-    def rehearsal(self) -> bytes:
-        """The report of a run of nothing."""
-        code, report = os.memfd_create("code"), os.memfd_create("report")
-        null = os.open(os.devnull, os.O_RDWR)
-        try:
-            os.write(code, b'{"blocks": ["print(1)"], "trusted": true}')
-            self.do_run(REHEARSAL, [code, null, null, report])
-            while self.running or self.dying:
-                self.turn()
-            return os.pread(report, MAX_MESSAGE_BYTES, 0)
-        finally:
-            close_all((code, null, report))
 
     def add_spare(self) -> None:
         try:
@@ -402,24 +365,8 @@ class Zygote:
         answer["duration_s"] = max(0.0, now - (step.started or now))
         if step.first_word != worker.STARTED:
             answer["error"] = f"a worker did not start: {step.first_word or f'exit code {step.status}'}"
-        if step.run != REHEARSAL["id"]:
+        if step.run != REHEARSAL:
             self.reply(answer)
-
-
-@contextlib.contextmanager
-def shared_with_child() -> Iterator[None]:
-    """All pages that this process does not write to meanwhile stay shared with a fork that does nothing."""
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(theirs)
-        os.read(ours, 1)
-        os._exit(0)
-    try:
-        yield
-    finally:
-        close_all((ours, theirs))
-        os.waitpid(child, 0)
 
 
 def close_all(fds: Iterable[int]) -> None:
