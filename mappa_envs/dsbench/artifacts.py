@@ -145,8 +145,8 @@ def _artifact(path: str, report: Any, spec: TaskSpec, tables: Tables) -> Artifac
         why = f"{path} could not be looked at: loading or using it crashed or took too long"
         return Artifact(path=path, status="unverifiable", problem=why)
     shape, nan, kind, problem = (report.get(key) for key in ("shape", "nan_share", "kind", "problem"))
-    sound = isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
-    sound = sound and all(type(n) is int and 0 <= n < MAX_LENGTH for n in shape)
+    few = isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
+    sound = few and all(type(n) is int and 0 <= n < MAX_LENGTH for n in shape or ())
     share = float(nan) if isinstance(nan, (int, float)) and 0 <= nan <= 1 else None
     found = Artifact(
         path=path,
