@@ -7,10 +7,12 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 from mappa_envs.errors import ConfigError
 from mappa_train.config import COACH_OPTIONS, Config, field_types
+from mappa_train.files import user_path
+from mappa_train.launch import OF_MACHINES
 from mappa_train.settings import PRESETS
 
 _EPILOG = """commands (default: train):
@@ -95,6 +97,8 @@ def _add_resume(parser: Parser) -> None:
         metavar="N",
         help="go on in so many processes, instead of the number that the run was begun with",
     )
+    others = set(OF_MACHINES) - {"learners_per_agent"}
+    _add_settings(parser, lambda name: name in others, without="Left out, it is as when the run began.")
 
 
 def _add_eval(parser: Parser) -> None:
@@ -191,15 +195,23 @@ def count(text: str) -> int:
     return int(text)
 
 
+def given_path(text: str) -> Path:
+    """`user_path` for argparse, which shows the words of its own kind of error alone."""
+    try:
+        return user_path(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _new_file(text: str) -> Path:
-    path = Path(text).expanduser()
+    path = given_path(text)
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: must be a file in a folder that exists")
     return path
 
 
 def _existing(text: str) -> Path:
-    path = Path(text).expanduser()
+    path = given_path(text)
     if not os.path.exists(path):
         raise argparse.ArgumentTypeError(f"{text}: there is no such file or folder")
     return path
@@ -211,17 +223,24 @@ def _add_some_settings(parser: Parser, chosen: Callable[[str], bool]) -> None:
     _add_settings(parser, chosen)
 
 
-def _add_settings(parser: Parser, chosen: Callable[[str], bool]) -> None:
+def _add_settings(parser: Parser, chosen: Callable[[str], bool], *, without: str = "") -> None:
+    """A flag for each setting that is `chosen`; `without` says what holds otherwise, if not its default."""
     types = field_types()
     for item in dataclasses.fields(Config):
         if not chosen(item.name):
             continue
         choices = get_args(types[item.name])
         metavar = "{" + ",".join(choices) + "}" if choices else types[item.name].__name__.upper()
-        text = f"{item.metadata['help']} Default: {item.default!r}.".replace("%", "%%")
+        otherwise = without or f"Default: {item.default!r}."
+        text = f"{item.metadata['help']} {otherwise}".replace("%", "%%")
+        switch: dict[str, Any] = {"nargs": "?", "const": "on"} if choices == ("off", "on") else {}
         # Values stay texts here: `resolve` parses and checks those of every source alike.
         parser.add_argument(
-            "--" + item.name.replace("_", "-"), metavar=metavar, help=text, default=argparse.SUPPRESS
+            "--" + item.name.replace("_", "-"),
+            metavar=metavar,
+            help=text,
+            default=argparse.SUPPRESS,
+            **switch,
         )
 
 

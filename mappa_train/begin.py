@@ -11,7 +11,7 @@ from mappa_train.config import Config
 from mappa_train.engine.choice import check_engine
 from mappa_train.memory import check_memory
 from mappa_train.plan import make_env
-from mappa_train.start import copy_start, find_start
+from mappa_train.start import copy_start, find_start, run_of
 from mappa_train.wandb_writer import check_wandb
 
 Say = Callable[[str], None]
@@ -34,6 +34,8 @@ def begin_run(config: Config, say: Say) -> RunFolder:
     loaded = model.load_pretrained(config.model, say=say)
     # Each rank does so again before it loads anything; here, so that no folder is left behind.
     check_memory(config, loaded.folder, len(env.possible_agents))
+    if start is not None and config.policy == "lora":  # adapters of another base would be another policy
+        run_of(start).check_model(loaded)
     run = RunFolder.create(config, loaded)
     keep_spent(env.coach, run)  # the run's coach is another, which counts what this one was asked
     if start is not None:

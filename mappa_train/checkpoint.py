@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from mappa_envs.errors import ConfigError, DataError, boundary
+from mappa_envs.errors import ConfigError, DataError
 from mappa_train.config import Config, did_you_mean, to_toml, toml_string
-from mappa_train.files import disk_errors, first_line, sync_folder, write_atomically
+from mappa_train.files import disk_errors, first_line, sync_folder, user_path, write_atomically
 from mappa_train.manifest import MANIFEST, remove, verify_files, write_manifest
 from mappa_train.model import LoadedModel
 from mappa_train.settings import read_settings, resolve
@@ -226,7 +226,9 @@ class RunFolder:
                 self.checkpoints_path.mkdir()
                 sync_folder(self.path)
             scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=self.checkpoints_path))
-            try:
+        try:
+            # Inside, since a disk that is full is no longer so when the rest of a checkpoint is deleted.
+            with _disk_errors(self.path):
                 for agent, write in files.items():
                     (scratch / agent).mkdir()
                     write(scratch / agent)
@@ -237,9 +239,9 @@ class RunFolder:
                 scratch.chmod(0o755)
                 scratch.rename(final)
                 sync_folder(self.checkpoints_path)
-            except BaseException:
-                shutil.rmtree(scratch, ignore_errors=True)
-                raise
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
         return final
 
     def load(self, step: int | None = None) -> Checkpoint:
@@ -272,9 +274,8 @@ def planned_path(config: Config, now: datetime.datetime | None = None, kind: str
     `kind` begins the name where `config.out` does not give one.
     """
     if config.out:
-        path = Path(config.out).expanduser()
-        with boundary(ConfigError, f"--out {config.out}", OSError):  # such as a name that is too long
-            place = next(item for item in (path, *path.absolute().parents) if item.exists())
+        path = user_path(config.out, "--out")
+        place = next(item for item in (path, *path.absolute().parents) if item.exists())
         if place != path and not place.is_dir():
             raise ConfigError(f"--out {config.out}: {place} is no folder; choose another")
         if path.exists() and not _is_free(path):
@@ -364,7 +365,7 @@ def show_steps(steps: Sequence[int]) -> str:
 
 def find_run(name: str) -> Path:
     """The folder of a run, with or without `runs/`. Raises `ConfigError`, with a suggestion."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     for candidate in (path, Path("runs") / name):
         if (candidate / "config.toml").is_file():
             return candidate

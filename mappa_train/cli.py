@@ -7,8 +7,8 @@ Exit codes: 0 done, 1 findings of doctor or a crash, 2 bad input, 3 this machine
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-import errno
 import json
 import os
 import signal
@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from mappa_envs.errors import ConfigError, MappaError, UnavailableError, install_hint
 from mappa_train.arguments import COMMANDS, make_parser
 from mappa_train.config import Config, did_you_mean, field_types
-from mappa_train.launch import check_launched, launch, num_launched, with_learners
+from mappa_train.files import disk_fault, user_path
+from mappa_train.launch import check_launched, launch, num_launched, to_go_on
 from mappa_train.run_log import harmless, log_to, log_traceback
 from mappa_train.settings import resolve
 
@@ -71,9 +72,7 @@ class _Place:
 def main(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     place = _Place(arguments)
-    if threading.current_thread() is threading.main_thread():
-        # What schedulers send: the same as Ctrl-C.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _take_signals()
     try:
         return _dispatch(list(arguments), place)
     except MappaError as error:
@@ -83,22 +82,40 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         if num_launched() == 1:  # of several processes, the launcher says it
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                _say(_interrupted(place))
+        return 130
+    except (BrokenPipeError, SystemExit) as error:
+        if not any(isinstance(item, BrokenPipeError) for item in (error, error.__context__)):
+            raise
+        # Whoever read our words has left: where something is learned, that is an interruption.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second complaint at exit
+        if place.run is None or not place.learns:
+            return 0
+        with contextlib.suppress(OSError):
             _say(_interrupted(place))
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second complaint at exit
-        return 0
     # The last resort: a user gets one line and a file to send, whatever went wrong.
     except Exception as error:  # noqa: BLE001
         if not place.speaks(error):
             log_traceback(place.run, always=False)
             return 1
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _say(f"error: the disk is full ({error}); free some space, then try again")
+        if (fault := disk_fault(error)) is not None:
+            _say(f"error: {fault}, then try again")
+            log_traceback(place.run, always=False)
             return 3
         kind, words = type(error).__name__, (str(error).splitlines() or [""])[0]
         _say(f"error: {kind}: {words} (traceback in {log_traceback(place.run, always=True)})")
         return 1
+
+
+def _take_signals() -> None:
+    """What schedulers send, and what a terminal that is closed does, is the same as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup
+            signal.signal(number, signal.default_int_handler)
 
 
 def _say(message: str) -> None:
@@ -121,8 +138,8 @@ def _interrupted(place: _Place) -> str:
 
 def _parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
     """The command and its options. Raises `ConfigError`."""
-    if bad := [argument for argument in arguments if "\0" in argument]:
-        raise ConfigError(f"{bad[0]!r}: must not hold a NUL character")
+    if bad := [item for item in arguments if "\0" in item or item.encode(errors="ignore").decode() != item]:
+        raise ConfigError(f"{bad[0]!r}: must be UTF-8 text without a NUL character")
     command = "train"
     if arguments and not arguments[0].startswith("-"):
         command = arguments.pop(0)
@@ -191,9 +208,8 @@ def _check_names(config: Config) -> None:
     from mappa_train.coaching import open_coach
     from mappa_train.model import check_name
 
-    name = config.env.removeprefix("mappa/")
-    if name not in list_envs():
-        hint = did_you_mean(name, list_envs())
+    if config.env not in list_envs():
+        hint = did_you_mean(config.env, list_envs())
         raise ConfigError(f"--env {config.env}: unknown{hint}; known: {', '.join(list_envs())}")
     try:
         open_coach(config)
@@ -203,8 +219,8 @@ def _check_names(config: Config) -> None:
         raise ConfigError(f"{error}{hint}") from error
     check_name(config.model)
     planned_path(config)
-    known = _SOURCES[name]
-    if config.tasks not in known and not Path(config.tasks).expanduser().exists():
+    known = _SOURCES[config.env]
+    if config.tasks not in known and not user_path(config.tasks, "--tasks").exists():
         hint = did_you_mean(config.tasks, known)
         raise ConfigError(
             f"--tasks {config.tasks}: unknown{hint}; give {', '.join(known)}, or a path of tasks of your own"
@@ -306,7 +322,7 @@ def _resume(options: argparse.Namespace, place: _Place) -> int:
         )
         return 0
     _check_packages()
-    config = with_learners(config, options.learners_per_agent)
+    config = to_go_on(config, vars(options))
     place.run = run.path
     if config.learners_per_agent > num_launched():
         return launch(config.learners_per_agent, place.arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,10 @@ from mappa_envs.coach.calibration import (
 )
 from mappa_envs.errors import ConfigError
 from mappa_envs.types import Episode
+from mappa_train.arguments import given_path
 from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config
+from mappa_train.files import user_path, write_atomically
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,7 +72,7 @@ def _episodes(runs: Sequence[Path]) -> Iterator[Episode]:
 def origin_of(config: Config) -> Origin:
     """What a run's scores come from."""
     return Origin(
-        env=config.env.removeprefix("mappa/"),
+        env=config.env,
         coach=config.coach,
         ground_truth=config.ground_truth,
         scoring="hindsight" if config.scoring == "hindsight" else "inline",
@@ -83,7 +84,7 @@ def calibrate(env: PipelineEnv, config: Config) -> None:
 
     Raises `ConfigError` if it was fitted for something else.
     """
-    calibration = read_calibration(Path(config.coach_calibration).expanduser())
+    calibration = read_calibration(user_path(config.coach_calibration, "--coach-calibration"))
     try:
         calibration.check(origin_of(config), env.possible_agents)
     except ConfigError as error:
@@ -98,7 +99,7 @@ def keep_calibration(config: Config, run: RunFolder) -> Config:
         return config
     kept = run.path / KEPT
     if not kept.exists():
-        shutil.copyfile(Path(config.coach_calibration).expanduser(), kept)
+        write_atomically(kept, Path(config.coach_calibration).expanduser().read_bytes())
     return replace(config, coach_calibration=str(kept))
 
 
@@ -116,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _file_that_is_not_there(text: str) -> Path:
-    path = Path(text).expanduser()
+    path = given_path(text)
     if path.exists() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: must be a new file in a folder that exists")
     return path

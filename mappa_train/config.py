@@ -281,6 +281,11 @@ class Config:
         "How learners share an agent's weights. ddp: each has all. fsdp: each has a part, for models that do "
         "not fit otherwise.",
     )
+    deterministic: Literal["off", "on"] = option(
+        "off",
+        "on: only what repeats to the last digit, also on a GPU: PyTorch's deterministic algorithms, slower "
+        "there, and no vLLM. On a CPU with --engine transformers a run repeats without it.",
+    )
     seed: int = option(0, "Seeds tasks, starts and sampling.", low=0, high=2**31 - 1)
     out: str = option(
         "",

@@ -139,6 +139,7 @@ def normalize(
     dist: Gather | None = None,
     *,
     scopes: Sequence[Hashable] | None = None,
+    bare: Tensor | None = None,
     correction: int = 0,
 ) -> Tensor:
     """Global advantage normalization: A = (x − mean) · max(var, 1e-8)^−½ over the masked tokens.
@@ -151,9 +152,11 @@ def normalize(
     dist : gathers across data-parallel ranks.
     scopes : all that `groups` may hold, on any rank; default: what it holds here, which with `dist` must
         then be the same on every rank.
+    bare : the values without their KL penalty, float [t].
     correction : 0: population variance; 1: the sample variance (n − 1), as verl and TRL have it.
 
-    Returns float32 [t]. A scope whose values differ by less than `FLAT_STD` gets 0 and a warning.
+    Returns float32 [t]. A scope whose values, or bare values, differ by less than `FLAT_STD` gets 0 and a
+    warning: else float noise, or a penalty that is meant to be small, would become all of the advantage.
     """
     out = torch.zeros(values.shape, dtype=torch.float64)
     names: Sequence[Hashable] = groups if groups is not None else [None] * len(values)
@@ -164,12 +167,12 @@ def normalize(
     for scope, number in numbers.items():
         inside = mask & (place == number)
         count, mean, variance = moments(values[inside], dist)
+        spread = variance if bare is None else min(variance, moments(bare[inside], dist)[2])
         if count > correction:
             variance *= count / (count - correction)
-        if count and variance**0.5 < FLAT_STD:
+        if count and spread**0.5 < FLAT_STD:
             what = "all actions" if scope is None else f"the actions of {scope}"
-            log.warning("the returns of %s are alike (std %.1e): no advantage", what, variance**0.5)
-            continue
-        if count:
+            log.warning("the returns of %s are alike (std %.1e): no advantage", what, spread**0.5)
+        elif count:
             out[inside] = (values[inside].double() - mean) * max(variance, 1e-8) ** -0.5
     return out.float()

@@ -96,10 +96,7 @@ def export(
     if not 0 <= min_score <= 10:
         raise ConfigError(f"--min-score {min_score:g}: scores are from 0 to 10")
     folder = out or run / f"export-{kind}"
-    if os.path.lexists(folder) and not os.path.isdir(folder):
-        raise ConfigError(f"--out {folder}: is no folder; one file an agent is written, into a folder")
-    if os.path.isdir(folder) and folder.samefile(run):
-        raise ConfigError(f"--out {folder}: is the run itself; choose a folder of its own")
+    _check_folder(folder, run)
     agents = _by_agent(_examples(run, split))
     make = sft_rows if kind == "sft" else dpo_rows
     rows = {agent: list(make(examples, min_score)) for agent, examples in agents.items()}
@@ -114,6 +111,14 @@ def export(
             f"--out {folder}: cannot be written ({error.strerror}); choose another folder"
         ) from error
     return Exported(folder=folder, rows={agent: len(mine) for agent, mine in rows.items()})
+
+
+def _check_folder(folder: Path, run: Path) -> None:
+    """Raise `ConfigError` where the files cannot go there."""
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise ConfigError(f"--out {folder}: is no folder; one file an agent is written, into a folder")
+    if os.path.isdir(folder) and folder.samefile(run):
+        raise ConfigError(f"--out {folder}: is the run itself; choose a folder of its own")
 
 
 def _examples(run: Path, split: str) -> Iterator[Example]:

@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mappa_envs.errors import ConfigError
+from mappa_train import served
 from mappa_train.checkpoint import Checkpoint, RunFolder
 from mappa_train.config import Config
-from mappa_train.engine.vllm_setup import served_rank
+from mappa_train.engine.vllm_setup import find_vllm, served_rank
 from mappa_train.files import disk_errors, sync_folder
 from mappa_train.manifest import remove
 from mappa_train.model import EMBEDDED, EMBEDDED_HUB_ID, LoadedModel, load_pretrained
 from mappa_train.model_card import model_card
 from mappa_train.policies import load_model
+from mappa_train.settings import resolve
 from mappa_train.team import WEIGHTS
 from mappa_train.tokens import ChatTokenizer
 
@@ -190,12 +192,31 @@ def run_command(run: RunFolder, step: int | None, options: argparse.Namespace) -
     for agent, folder in folders.items():
         print(f"{agent}: {folder}")
     first = next(iter(folders.values()))
-    if (first / "adapter_config.json").is_file():
-        facts = json.loads((first / "adapter_config.json").read_text("utf-8"))
-        command = ["vllm", "serve", facts["base_model_name_or_path"], "--enable-lora"]
-        command += ["--max-lora-rank", str(served_rank(facts["r"])), "--lora-modules"]
-        command += [f"{agent}={folder}" for agent, folder in folders.items()]
-    else:
-        command = ["vllm", "serve", str(first)]
-    print(f"serve: {shlex.join(command)}")
+    if not (first / "adapter_config.json").is_file():
+        print(f"serve: {shlex.join(_server(str(first)))}")
+        return 0
+    facts = json.loads((first / "adapter_config.json").read_text("utf-8"))
+    serve = [*_server(facts["base_model_name_or_path"]), "--enable-lora"]
+    serve += ["--max-lora-rank", str(served_rank(facts["r"])), "--lora-modules"]
+    print(f"serve: {shlex.join([*serve, *(f'{agent}={folder}' for agent, folder in folders.items())])}")
+    print(f"measure: {shlex.join(_evaluation(run.config(), list(folders)))}")
     return 0
+
+
+def _server(model: str) -> list[str]:
+    """How vLLM's server is started with a model on this machine."""
+    found = find_vllm()
+    if found is not None and found[0] != "vllm":  # `vllm serve` looks for its version under that name
+        return ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    return ["vllm", "serve", model]
+
+
+def _evaluation(config: Config, agents: Sequence[str]) -> list[str]:
+    """The command that measures served adapters, named after their agents, with the run's own settings."""
+    command = ["python", "-m", "mappa_train", "eval", "--env", config.env]
+    default = resolve({"env": config.env, "coach": config.coach})
+    for name in served.SETTINGS:
+        if name != "env" and (value := getattr(config, name)) != getattr(default, name):
+            command += ["--" + name.replace("_", "-"), str(value)]
+    names = ",".join(f"{agent}={agent}" for agent in agents)
+    return [*command, "--engine", f"{served.PREFIX}http://localhost:8000/v1", "--served-models", names]

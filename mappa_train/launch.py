@@ -11,11 +11,15 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mappa_envs.errors import ConfigError, UnavailableError
 from mappa_train.config import Config
-from mappa_train.settings import check_learners, check_vllm_gpus
+from mappa_train.settings import OF_WORKERS, parse_value, resolve
+
+OF_MACHINES = ("learners_per_agent", "engine_gpus", "engine_sleep", "num_rollout_workers", *OF_WORKERS)
+"""Settings in which a run may differ when it goes on: they say who does the work, not what is learned."""
 
 
 def num_launched() -> int:
@@ -29,17 +33,22 @@ def check_launched(wanted: int | str) -> None:
         raise ConfigError(f"--learners-per-agent {wanted}: {num_launched()} were launched; leave it out")
 
 
-def with_learners(config: Config, wanted: int | None) -> Config:
-    """The settings of a run that goes on with the number of learners that is wanted, or was launched."""
-    launched = num_launched()
-    if launched > 1 and wanted is not None:
-        check_launched(wanted)
-    number = launched if launched > 1 else wanted or config.learners_per_agent
-    shard = config.shard if number > 1 else Config.shard
-    config = dataclasses.replace(config, learners_per_agent=number, shard=shard)
-    check_learners(config)
-    check_vllm_gpus(config)
-    return config
+def to_go_on(config: Config, wanted: Mapping[str, Any]) -> Config:
+    """The settings of a run that goes on here: its own, but for what is `wanted` of `OF_MACHINES`.
+
+    The number of learners is that which was launched, if any were.
+    """
+    launched, learners = num_launched(), wanted.get("learners_per_agent")
+    if launched > 1 and learners is not None:
+        check_launched(learners)
+    number = launched if launched > 1 else learners or config.learners_per_agent
+    given = {name: parse_value(name, wanted[name]) for name in OF_MACHINES if wanted.get(name) is not None}
+    settings = dataclasses.asdict(config) | given | {"learners_per_agent": number}
+    if number == 1:
+        settings["shard"] = Config.shard
+    if not settings["num_rollout_workers"]:  # then these do nothing, which is nobody's mistake
+        settings |= {name: getattr(Config, name) for name in OF_WORKERS if name not in given}
+    return resolve(settings)
 
 
 def launch(num_processes: int, arguments: Sequence[str]) -> int:

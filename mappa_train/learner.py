@@ -17,6 +17,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from heapq import merge
+from itertools import pairwise
 
 import torch
 from tensordict import TensorDict, lazy_stack
@@ -42,6 +44,11 @@ log = logging.getLogger(__name__)
 
 MAX_DRIFT = 1e-4
 """Largest |log ratio| at a first minibatch, and |KL| of a policy that was never updated."""
+
+_TOO_FAR = (
+    "an update went too far. Lower lr in the run's config.toml and resume; if that does not help, delete its "
+    "newest checkpoints first"
+)
 
 Minibatch = list[TensorDict]
 """The packs of one optimizer step."""
@@ -130,12 +137,16 @@ class Learner:
 
     def _split(self, members: list[int]) -> list[list[int]]:
         """Which actions each optimizer step of an epoch takes: drawn at random, none left out."""
-        size = math.ceil(len(members) / self._config.minibatches)
+        count = len(members)
         if self._config.actions_per_update:
             size = math.ceil(self._config.actions_per_update / self._ranks.size)
-        if size < len(members):
-            members = [members[k] for k in torch.randperm(len(members)).tolist()]
-        return [members[k : k + size] for k in range(0, len(members), size or 1)]
+            edges = [*range(0, count, size), count]
+        else:  # as many steps as the settings say, of sizes that differ by one at most
+            steps = min(self._config.minibatches, count)
+            edges = [k * count // steps for k in range(steps + 1)] if steps else [0]
+        if len(edges) > 2:
+            members = [members[k] for k in torch.randperm(count).tolist()]
+        return [members[start:end] for start, end in pairwise(edges)]
 
     @torch.no_grad()
     def _score(self, agent: str, samples: Sequence[SampleCredit]) -> list[Minibatch]:
@@ -161,7 +172,7 @@ class Learner:
         kl = float("nan") if any(map(math.isnan, drifts)) else max(drifts, default=0.0)
         # Comparisons are written so that nan fails them.
         if not kl < float("inf"):
-            raise NumericsError(f"{agent}: logprobs are not finite; lower --lr, then resume")
+            raise NumericsError(f"{agent}: logprobs are not finite; {_TOO_FAR}")
         if self.version == 0 and not kl <= MAX_DRIFT:
             raise NumericsError(f"{agent}: KL to the reference is {kl:.2g} before the first update, not 0")
         return minibatches
@@ -226,7 +237,8 @@ class Learner:
         count, mean, variance = moments(batch.tokens(batch.returns), self._ranks.gather)
         if not count:
             return AdvantageStats(mean=None, std=None, actions=())
-        actions = [a for part in self._ranks.gather_objects(action_credits(packs, samples)) for a in part]
+        parts = self._ranks.gather_objects(action_credits(packs, samples))
+        actions = merge(*parts, key=lambda item: (item.index, item.turn))  # in which each rank's are already
         return AdvantageStats(mean=mean, std=math.sqrt(variance), actions=tuple(actions))
 
     def _batch(
@@ -244,6 +256,7 @@ class Learner:
             )
         ]
         lengths = [len(part) for part in penalties]
+        penalty = torch.cat([torch.empty(0, dtype=torch.float64), *penalties])
 
         def whiten(values: Tensor) -> Tensor:
             if self._config.norm == "none":
@@ -256,14 +269,16 @@ class Learner:
             if names is not None:
                 scopes = sorted({name for part in self._ranks.gather_objects({*names}) for name in part})
             everything = torch.ones(len(values), dtype=torch.bool)
-            return normalize(values, everything, names, self._ranks.gather, scopes=scopes)
+            return normalize(
+                values, everything, names, self._ranks.gather, scopes=scopes, bare=values - penalty
+            )
 
         return ActionReturns(
             returns=torch.tensor([s.ret for s in order], dtype=torch.float64),
             groups=torch.tensor(groups, dtype=torch.int64),
             num_groups=max(groups, default=-1) + 1,
             lengths=torch.tensor(lengths, dtype=torch.int64),
-            penalties=torch.cat([torch.empty(0, dtype=torch.float64), *penalties]),
+            penalties=penalty,
             whiten=whiten,
         )
 
@@ -287,7 +302,9 @@ class Learner:
             clipped, trained = clipped + acted, trained + sum(len(pack["targets"]) for pack in packs)
             norms.append(self._clip_gradients(agent))
             if not math.isfinite(norms[-1]) or not math.isfinite(losses[-1]):
-                raise NumericsError(f"{agent}: loss {losses[-1]}, gradient norm {norms[-1]}: not finite")
+                raise NumericsError(
+                    f"{agent}: loss {losses[-1]}, gradient norm {norms[-1]}: not finite; {_TOO_FAR}"
+                )
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()

@@ -145,13 +145,13 @@ def memory_plan(
         parts = [replace(part, num_bytes=part.num_bytes / config.learners_per_agent) for part in parts]
         if config.policy == "full" and not config.num_rollout_workers:
             parts.append(Part(name="sampler", num_bytes=4.0 * shape.num_parameters * num_agents))
-    answers = min(512, config.token_budget // 4)  # a quarter of a micro-batch; logits of 512 at once at most
+    answers = min(256, config.token_budget // 4)  # a quarter of a micro-batch; logits of 256 at once at most
     parts += [
         Part(name="activations", num_bytes=activations(config, shape), when="update"),
         Part(name="logits", num_bytes=float(answers * shape.vocabulary * LOGIT_COPIES), when="update"),
         Part(name="libraries", num_bytes=LIBRARIES),
     ]
-    if config.engine != "vllm" and not config.num_rollout_workers and not warm_start:
+    if _num_sampled(config) and not warm_start:
         parts += _sampling(config, shape, gpu=gpu)
     return MemoryPlan(parts=tuple(parts), device="GPU" if gpu else "machine")
 
@@ -159,8 +159,8 @@ def memory_plan(
 def _sampling(config: Config, shape: ModelShape, *, gpu: bool) -> list[Part]:
     """What the embedded engine needs: full policies sample from themselves, adapters from a merged copy."""
     exact = 2 if gpu and config.policy == "lora" else 4
-    batch = min(64, config.episodes_per_step, config.concurrent_episodes)
-    cached = batch * (PROMPT_TOKENS + config.max_new_tokens) * shape.num_layers * 2 * shape.key_width
+    length = PROMPT_TOKENS + config.max_new_tokens
+    cached = _num_sampled(config) * length * shape.num_layers * 2 * shape.key_width
     parts = [Part(name="sampler's cache", num_bytes=float(cached * exact), when="rollout")]
     if config.policy == "lora":
         merged = sum(rows * columns for rows, columns in shape.matrices)
@@ -169,6 +169,13 @@ def _sampling(config: Config, shape: ModelShape, *, gpu: bool) -> list[Part]:
             Part(name="merged weights", num_bytes=float(exact * merged), when="rollout"),
         ]
     return parts
+
+
+def _num_sampled(config: Config) -> int:
+    """How many sequences the embedded engine samples at once here, at most; 0 where another samples."""
+    if config.engine == "vllm" or config.num_rollout_workers:
+        return 0
+    return min(64, config.episodes_per_step, config.concurrent_episodes)
 
 
 def _weights(config: Config, shape: ModelShape, num_agents: int, num_optimizers: int) -> list[Part]:
@@ -309,8 +316,8 @@ def advice(config: Config, *, warm_start: bool = False) -> str:
         knobs.append("--gradient-checkpointing on")
     if config.token_budget > 64:
         knobs.append(f"a smaller --token-budget (it is {config.token_budget})")
-    if config.episodes_per_step > 1 and not warm_start:
-        knobs.append(f"fewer --episodes-per-step (it is {config.episodes_per_step})")
+    if (at_once := _num_sampled(config)) > 1 and not warm_start:
+        knobs.append(f"fewer --concurrent-episodes ({at_once} are sampled at once)")
     return f"try {', '.join(knobs)}" if knobs else "take a smaller --model"
 
 
@@ -324,7 +331,10 @@ def out_of_memory(config: Config, *, warm_start: bool = False) -> Iterator[None]
             raise
         first = (str(error).splitlines() or [""])[0]
         knobs = advice(config, warm_start=warm_start)
-        raise UnavailableError(f"out of memory ({first[:200] or 'MemoryError'}); {knobs}") from error
+        raise UnavailableError(
+            f"out of memory ({first[:200] or 'MemoryError'}); {knobs}"
+            + ("" if warm_start else ". Of a run with a checkpoint: in its config.toml, then resume")
+        ) from error
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

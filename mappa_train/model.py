@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mappa_envs.errors import ConfigError, UnavailableError
-from mappa_train.files import disk_errors, file_sha256, first_line
+from mappa_train.files import disk_errors, file_sha256, first_line, user_path
 
 EMBEDDED = "smollm2-135m"
 EMBEDDED_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -71,7 +71,7 @@ class LoadedModel:
 
 def check_name(name: str) -> None:
     """Raise `ConfigError` if no model can have this name; looks at the disk only."""
-    path = Path(name).expanduser()
+    path = user_path(name, "--model")
     if name == EMBEDDED:
         return
     if path.is_dir():

@@ -39,7 +39,7 @@ def make_env(config: Config, split: str | None = None, **shared: Any) -> Pipelin
         "ground_truth": config.ground_truth,
         "scoring": config.scoring,
     }
-    if config.env.removeprefix("mappa/") == "mathchat-v0":
+    if config.env == "mathchat-v0":
         settings["max_tokens"] = config.max_new_tokens  # its prompts tell the agents
         # Solver and verifier speak once; several messages are for mending a program.
         settings["max_actions"] = (1, config.max_actions, 1)

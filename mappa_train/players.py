@@ -27,7 +27,10 @@ class Players(Protocol):
     """Play with the weights of the last `sync`. Several ranks call `sync` and `play` together."""
 
     def sync(self, version: int) -> None:
-        """Let whatever samples take over the weights of now, which are policy `version`."""
+        """Let whatever samples take over the weights of now, which are policy `version`.
+
+        Weights that it has already, as after a measurement on val tasks, are not sent again.
+        """
         ...
 
     def play(
@@ -46,11 +49,13 @@ class OwnTeam:
 
     def __init__(self, config: Config, team: Team, ranks: Ranks) -> None:
         self._config, self._team, self._ranks = config, team, ranks
-        self._version = 0
+        self._version, self._is_synced = 0, False
 
     def sync(self, version: int) -> None:
+        if self._is_synced and version == self._version:
+            return
         self._team.playing_engine().sync(version)
-        self._version = version
+        self._version, self._is_synced = version, True
 
     def play(
         self, plans: Sequence[EpisodePlan], step: int, on_done: OnDone
@@ -67,6 +72,7 @@ class OwnTeam:
         played = play_together(plans, play_mine, self._ranks, by_task=by_task)
         if isinstance(self._team.engine, SleepingEngine):
             self._team.engine.sleep()
+            self._is_synced = False
         return played
 
     def measure(self, plans: Sequence[EpisodePlan], on_done: OnDone) -> list[EpisodeRollout]:
@@ -80,8 +86,12 @@ class RolloutWorkers:
 
     def __init__(self, config: Config, policies: Policies, pool: WorkerPool | None, ranks: Ranks) -> None:
         self._config, self._policies, self._pool, self._ranks = config, policies, pool, ranks
+        self._version: int | None = None
 
     def sync(self, version: int) -> None:
+        if version == self._version:
+            return
+        self._version = version
         if self._pool is not None:
             self._pool.sync(publish(self._policies, version))
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -160,15 +160,10 @@ class LoRAPolicies:
         *,
         checkpointing: bool = False,
     ) -> None:
-        from peft import LoraConfig, get_peft_model
+        from peft import LoraConfig
 
         self.agents = tuple(agents)
-        device = pick_device()
         torch.manual_seed(seed)
-        base = load_model(folder, torch.bfloat16, device)
-        use_packed_attention(base)
-        if checkpointing:
-            checkpoint_layers(base)
         self._adapter = partial(
             LoraConfig,
             r=rank,
@@ -177,10 +172,7 @@ class LoRAPolicies:
             target_modules="all-linear",
             task_type="CAUSAL_LM",
         )
-        self._model: Any = get_peft_model(base, self._adapter(), adapter_name=self.agents[0])
-        for agent in self.agents[1:]:
-            self._model.add_adapter(agent, self._adapter())
-        self._model.eval()
+        self._model = self._load_model(folder, checkpointing=checkpointing)
         self._save_casts()
         self._parameters = self._find_parameters()
         named = self._model.get_base_model().named_modules()
@@ -192,6 +184,20 @@ class LoRAPolicies:
         self._distributed: dict[str, nn.Module] = {}
         self._gathers = False
         self._gathered: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def _load_model(self, folder: Path, *, checkpointing: bool) -> Any:
+        """The base with an adapter for each agent."""
+        from peft import get_peft_model
+
+        base = load_model(folder, torch.bfloat16, pick_device())
+        use_packed_attention(base)
+        if checkpointing:
+            checkpoint_layers(base)
+        first, *others = self.agents
+        model = get_peft_model(base, self._adapter(), adapter_name=first)
+        for agent in others:
+            model.add_adapter(agent, self._adapter())
+        return model.eval()
 
     def _save_casts(self) -> None:
         for module in self._model.modules():
@@ -281,8 +287,10 @@ class LoRAPolicies:
         return {name: to_save(value) for name, value in state.items()}
 
     def load_state(self, agent: str, state: dict[str, Tensor]) -> None:
-        from peft import set_peft_model_state_dict
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
+        # Some of what does not fit, peft would leave out without a word.
+        _check_fit(agent, state, get_peft_model_state_dict(self._model, adapter_name=agent))
         set_peft_model_state_dict(self._model, state, adapter_name=agent)
 
 
@@ -339,14 +347,26 @@ class FullPolicies:
         """Nothing: the sampler is the model itself."""
 
     def state(self, agent: str) -> dict[str, Tensor]:
+        return {name: to_save(value) for name, value in self._own(agent).items()}
+
+    def _own(self, agent: str) -> dict[str, Tensor]:
+        """Its weights by name, without a head that is the embedding once more."""
         tied = "lm_head.weight" if self._models[agent].config.tie_word_embeddings else ""
-        state = self._models[agent].state_dict()
-        return {name: to_save(value) for name, value in state.items() if name != tied}
+        return {name: value for name, value in self._models[agent].state_dict().items() if name != tied}
 
     def load_state(self, agent: str, state: dict[str, Tensor]) -> None:
-        missing, unexpected = self._models[agent].load_state_dict(state, strict=False)
-        if unexpected or set(missing) - {"lm_head.weight"}:
-            raise ConfigError(
-                f"checkpoint of {agent} does not fit: missing {missing}, unexpected {unexpected}"
-            )
+        _check_fit(agent, state, self._own(agent))
+        self._models[agent].load_state_dict(state, strict=False)  # without a tied head
         self._models[agent].tie_weights()
+
+
+def _check_fit(agent: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise `ConfigError` where a checkpoint's weights are not the agent's, by name and shape."""
+    found, wanted = ({name: tuple(value.shape) for name, value in some.items()} for some in (state, own))
+    odd = min((name for name in found.keys() | wanted if found.get(name) != wanted.get(name)), default=None)
+    if odd is not None:
+        shapes = f"is {found.get(odd, 'missing')} there and {wanted.get(odd, 'unknown')} here"
+        raise ConfigError(
+            f"the weights of {agent} do not fit the run's settings: {odd} {shapes}. Was policy, lora_rank or "
+            "model changed in its config.toml?"
+        )

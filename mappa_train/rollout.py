@@ -267,10 +267,10 @@ class _Rollout:
                 if env.episode.stop_reason is not StopReason.INFRA:
                     self.watchdog.waits(plan.index, "the coach")
                     return played
+            raise SandboxError(f"episode {plan.index}: the sandbox failed {MAX_INFRA_RETRIES + 1} times")
         except BaseException:
             await env.aclose()
             raise
-        raise SandboxError(f"episode {plan.index}: the sandbox failed {MAX_INFRA_RETRIES + 1} times")
 
     async def _settle(self, played: _Played) -> None:
         try:

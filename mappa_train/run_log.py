@@ -40,7 +40,7 @@ def log_to(path: Path, console: Console, who: str = "") -> None:
 
     `who` begins the lines of one of several processes.
     """
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _File(path, encoding="utf-8")
     handler.setFormatter(_Harmless(f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
@@ -68,6 +68,13 @@ def log_traceback(run: Path | None, *, always: bool) -> Path | None:
     except OSError:
         print(text, end="", file=sys.stderr)
     return path
+
+
+class _File(logging.FileHandler):
+    """On a full disk it is silent: what the run itself cannot write then is said once, and ends it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing; by default it would print a traceback for every message."""
 
 
 class _Harmless(logging.Formatter):

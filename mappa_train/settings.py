@@ -17,10 +17,12 @@ from urllib.parse import urlsplit
 
 from mappa_envs.errors import ConfigError
 from mappa_envs.sandbox import KINDS, check_kind
-from mappa_train.algorithms import find_algorithm
+from mappa_train.algorithms import Algorithm, find_algorithm
 from mappa_train.config import Config, did_you_mean, field_types
 
 PRESETS = Path(__file__).parent / "presets"
+OF_WORKERS = ("ray_address", "placement", "worker_timeout_s")
+"""Settings that do nothing without rollout workers."""
 
 
 def _check(config: Config) -> None:
@@ -51,8 +53,12 @@ def _check(config: Config) -> None:
     _check_learning(config)
     _check_evaluation(config)
     _check_workers(config)
-    check_learners(config)
-    check_vllm_gpus(config)
+    _check_learners(config)
+    _check_vllm_gpus(config)
+    if config.deterministic == "on" and config.engine == "vllm":
+        raise ConfigError(
+            "--deterministic on: with --engine vllm batches depend on timing; take --engine transformers"
+        )
     if config.engine == "transformers":  # what `auto` means depends on the machine: `engine.choice`
         refuse_time_limits(config)
 
@@ -68,7 +74,7 @@ def refuse_time_limits(config: Config) -> None:
             )
 
 
-def check_learners(config: Config) -> None:
+def _check_learners(config: Config) -> None:
     """Raise `ConfigError` for settings of learners that would do nothing, or leave some idle."""
     ranks = config.learners_per_agent
     if ranks == 1 and config.shard != Config.shard:
@@ -86,7 +92,7 @@ def check_learners(config: Config) -> None:
 def _check_workers(config: Config) -> None:
     """Settings of rollout workers that would do nothing without any."""
     _check_address(config.ray_address)
-    for name in ("ray_address", "placement", "worker_timeout_s"):
+    for name in OF_WORKERS:
         value = getattr(config, name)
         if not config.num_rollout_workers and value != getattr(Config(), name):
             flag = "--" + name.replace("_", "-")
@@ -95,7 +101,7 @@ def _check_workers(config: Config) -> None:
             )
 
 
-def check_vllm_gpus(config: Config) -> None:
+def _check_vllm_gpus(config: Config) -> None:
     """Raise `ConfigError` for settings of vLLM's GPUs that would do nothing beside others, or cannot."""
     asked = {
         f"--engine-gpus {config.engine_gpus}": config.engine_gpus > 0,
@@ -300,7 +306,7 @@ def resolve(overrides: Mapping[str, Any], *, preset: str | None = None, file: Pa
         sources.append(read_settings(file))
     sources.append({name: parse_value(name, value) for name, value in overrides.items()})
     settings = dict(ChainMap(*reversed(sources)))
-    env = str(settings.get("env", Config.env)).removeprefix("mappa/")
+    settings["env"] = env = str(settings.get("env", Config.env)).removeprefix("mappa/")
     if preset is not None and (its := sources[0].get("env", env)) != env:
         raise ConfigError(f"--env {env}: --preset {preset} is for {its}; leave one out")
     # A score in hindsight has the consequences of an action in it already.
@@ -326,7 +332,10 @@ def _without_idle(config: Config, sources: Sequence[Mapping[str, Any]], fixer: s
         idle.append(("gamma", fixer, "discounts nothing"))
     if config.returns == "outcome":
         why = "nothing is learned from scores"
-        idle += [(name, fixer, why) for name in ("debias", "coach_calibration")]
+        idle += [(name, fixer, why) for name in ("debias", "coach_calibration", "max_unscored")]
+    is_one_step = config.minibatches == config.epochs == 1 and not config.actions_per_update
+    if is_one_step and find_algorithm(config.algorithm).surrogate is Algorithm.surrogate:
+        idle.append(("clip", "minibatches", "and --epochs 1 every ratio is 1, and nothing is clipped"))
     default, changes = Config(), {}
     for name, choice, why in (item for item in idle if getattr(config, item[0]) != getattr(default, item[0])):
         chosen = max((k for k, source in enumerate(sources) if choice in source), default=0)

@@ -13,6 +13,7 @@ from pathlib import Path
 from mappa_envs.errors import ConfigError
 from mappa_train.checkpoint import RunFolder, find_run
 from mappa_train.config import Config
+from mappa_train.files import disk_errors, user_path
 from mappa_train.manifest import MANIFEST, verify_files, write_manifest
 
 _LORA = ("lora_rank", "lora_alpha")
@@ -26,18 +27,16 @@ def find_start(config: Config, agents: Sequence[str]) -> Path | None:
     """
     if not config.init:
         return None
-    given = Path(config.init).expanduser()
-    if (given / MANIFEST).is_file():
-        checkpoint, run = given, RunFolder.open(given.parent.parent)
-    else:
-        try:
-            run = RunFolder.open(find_run(config.init))
-        except ConfigError as error:
-            raise ConfigError(f"--init {error}") from error
-        latest = run.latest()
-        if latest is None:
-            raise ConfigError(f"--init {config.init}: the run has no checkpoint to begin from")
-        checkpoint = run.checkpoint_path(latest)
+    given = user_path(config.init, "--init")
+    try:
+        is_checkpoint = (given / MANIFEST).is_file()
+        run = run_of(given) if is_checkpoint else RunFolder.open(find_run(config.init))
+    except ConfigError as error:
+        raise ConfigError(f"--init {error}") from error
+    latest = run.latest()
+    if latest is None:
+        raise ConfigError(f"--init {config.init}: the run has no checkpoint to begin from")
+    checkpoint = given if is_checkpoint else run.checkpoint_path(latest)
     theirs = run.config()
     for name in ("model", "policy") if config.policy == "full" else ("model", "policy", *_LORA):
         mine, other = getattr(config, name), getattr(theirs, name)
@@ -50,8 +49,17 @@ def find_start(config: Config, agents: Sequence[str]) -> Path | None:
     return checkpoint
 
 
+def run_of(checkpoint: Path) -> RunFolder:
+    """The run that a checkpoint is one of. Raises `ConfigError` where there is none."""
+    return RunFolder.open(checkpoint.absolute().parent.parent)
+
+
 def copy_start(checkpoint: Path, agents: Sequence[str], run: RunFolder) -> None:
-    """Keep each agent's weights of a checkpoint as the start of a run."""
-    for agent in agents:
-        shutil.copytree(checkpoint / agent, run.start_path / agent)
-    write_manifest(run.start_path, 0, list(agents))
+    """Keep each agent's weights of a checkpoint as the start of a run.
+
+    Raises `UnavailableError` where there is no room for them.
+    """
+    with disk_errors(run.path, "free some space, then start again", "choose another folder with --out"):
+        for agent in agents:
+            shutil.copytree(checkpoint / agent, run.start_path / agent)
+        write_manifest(run.start_path, 0, list(agents))

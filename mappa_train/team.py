@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from mappa_envs.errors import ConfigError
@@ -71,6 +73,10 @@ def open_team(config: Config, *, split: str | None = None, coached: bool = True,
     Not `coached`: nobody scores, and the coach of the settings is not even made. Not `plays`: there is
     neither an engine nor a sandbox. Val tasks to measure on while training belong to teams without a `split`.
     """
+    exact = config.deterministic == "on"
+    if exact:  # without, PyTorch refuses cuBLAS, which reads it when it is first used
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(exact)
     first = make_env(config, split) if coached else make_env(config, split, coach=None)
     folder = load_pretrained(config.model).folder
     limits = Limits(time_s=config.tool_timeout_s)
@@ -91,22 +97,19 @@ def open_team(config: Config, *, split: str | None = None, coached: bool = True,
             f"--max-new-tokens {config.max_new_tokens}: leaves no room for a prompt in the model's context "
             f"of {tokenizer.context_tokens} tokens; give fewer"
         )
-    checkpointing = config.gradient_checkpointing == "on"
-    policies: Policies = (
-        LoRAPolicies(
-            folder,
-            agents,
-            config.lora_rank,
-            config.lora_alpha,
-            config.seed,
-            checkpointing=checkpointing,
-        )
-        if config.policy == "lora"
-        else FullPolicies(folder, agents, checkpointing=checkpointing)
-    )
+    policies = _load_policies(config, folder, agents)
     engine = open_engine(config, policies, folder, tokenizer) if plays else None
     return Team(
         policies=policies, engine=engine, tokenizer=tokenizer, env=env, sandbox=sandbox, held_out=held_out
+    )
+
+
+def _load_policies(config: Config, folder: Path, agents: Sequence[str]) -> Policies:
+    checkpointing = config.gradient_checkpointing == "on"
+    if config.policy == "full":
+        return FullPolicies(folder, agents, checkpointing=checkpointing)
+    return LoRAPolicies(
+        folder, agents, config.lora_rank, config.lora_alpha, config.seed, checkpointing=checkpointing
     )
 
 

@@ -103,8 +103,12 @@ def train(
             # A step that came to nothing was paid for all the same.
             if ranks.is_first:
                 keep_spent(coach, run)
-    if not ranks.is_first:
-        return
+    if ranks.is_first:
+        _finish(config, run, progress, done)
+
+
+def _finish(config: Config, run: RunFolder, progress: Progress, done: int) -> None:
+    """Say how the run ended, after the step `done`; raise `UnavailableError` if there was none."""
     lines = run.read_metrics()
     if not lines:
         raise UnavailableError(
@@ -168,7 +172,7 @@ def _begin(
 def _run_steps(loop: _Loop, done: int) -> int:
     """All steps after `done`; returns the last one, which has a checkpoint."""
     config, learner, ranks = loop.config, loop.learner, loop.ranks
-    saved, seen = done, loop.debias.state()
+    seen = loop.debias.state()
     with ExitStack() as stack:
         writers = _open_writers(loop, done, stack)
         try:
@@ -177,10 +181,9 @@ def _run_steps(loop: _Loop, done: int) -> int:
                 if ranks.is_first:
                     _record(line, loop, writers)
                 done, seen = step, loop.debias.state()
-                is_last = step == config.steps or bool(line["stop/budget"])
+                is_last = _is_last(step, line, config)
                 if step % config.checkpoint_every == 0 or is_last or line["eval/num_episodes"]:
                     _save(step, loop, seen)
-                    saved = step
                 if ranks.is_first:
                     write_report(loop.run.path)
                 loop.progress.step(line)
@@ -189,9 +192,15 @@ def _run_steps(loop: _Loop, done: int) -> int:
         finally:
             # In the middle of an update the weights are of no step at all. Several ranks are not in the same
             # place when they are interrupted, and go back to the last checkpoint.
-            if done > saved and learner.intact and learner.version == done and ranks.size == 1:
+            is_whole = learner.intact and learner.version == done and ranks.size == 1
+            if is_whole and done > (loop.run.latest() or 0):
                 _save(done, loop, seen)
     return done
+
+
+def _is_last(step: int, line: MetricLine, config: Config) -> bool:
+    """Whether the run ends with this step: as planned, or with the coach's budget."""
+    return step == config.steps or bool(line["stop/budget"])
 
 
 def _open_writers(loop: _Loop, done: int, stack: ExitStack) -> list[EventWriter | WandbWriter]:
@@ -234,7 +243,7 @@ def _step(step: int, loop: _Loop) -> dict[str, float | int | None]:
     used = used_since(coach, before, ranks)
     line = _line(step, rollouts, samples, updates, advantages, loop.keys, times, used, learn_s, start)
     line |= loop.monitor.figures(line, [item.episode for item in rollouts])
-    return line | _held_out(step, loop)
+    return line | _held_out(step, loop, is_last=_is_last(step, line, config))
 
 
 def _rollout(step: int, loop: _Loop) -> tuple[list[EpisodeRollout], RolloutTimes, frozenset[int]]:
@@ -249,10 +258,10 @@ def _rollout(step: int, loop: _Loop) -> tuple[list[EpisodeRollout], RolloutTimes
     return rollouts, replace(times, sync=sync_s), mine
 
 
-def _held_out(step: int, loop: _Loop) -> MetricLine:
+def _held_out(step: int, loop: _Loop, *, is_last: bool) -> MetricLine:
     """The figures of the val tasks, where the step is one of those after which they are measured."""
     config, env = loop.config, loop.team.held_out
-    if env is None or (step % config.eval_every and step != config.steps):
+    if env is None or (step % config.eval_every and not is_last):
         return evaluation_metrics(None, loop.keys)
     start = time.perf_counter()
     loop.players.sync(loop.learner.version)
@@ -274,7 +283,7 @@ def credit_samples(rollouts: Sequence[EpisodeRollout], config: Config) -> list[S
         rewards = torch.tensor([(turn.final_score or 0.0) / 10 for turn in turns])
         if config.returns == "outcome":
             rewards = torch.full((len(turns),), rollout.episode.outcome or 0.0)
-            scored = torch.ones_like(scored)
+            scored = torch.full_like(scored, rollout.episode.outcome is not None)
         values = returns(rewards, scored, config.gamma, config.returns)
         for action in rollout.actions:
             masked = config.truncated == "mask" and action.generation.truncated
@@ -293,6 +302,14 @@ def credit_samples(rollouts: Sequence[EpisodeRollout], config: Config) -> list[S
 
 def _check_scored(step: int, config: Config, rollouts: Sequence[EpisodeRollout]) -> None:
     turns = [turn for rollout in rollouts for turn in rollout.episode.turns]
+    if not turns:
+        log.warning(
+            "step %d: no episode came to an action, and nothing can be learned (they ended by: %s). If it is "
+            "the context: lower max_new_tokens (%d), or take a model with a longer one",
+            step,
+            ", ".join(sorted({str(rollout.episode.stop_reason) for rollout in rollouts})),
+            config.max_new_tokens,
+        )
     unscored = [turn for turn in turns if turn.final_score is None]
     if config.returns == "outcome" or any(out_of_budget(rollout.episode) for rollout in rollouts):
         return

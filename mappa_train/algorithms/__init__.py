@@ -36,7 +36,7 @@ class ActionReturns:
     [n] are tokens; those of action i come before those of i + 1. `penalties` float64 [t] is
     −β Σ_{t'≥t} (log π_old − log π_ref)_{t'} within each action, all 0 with `--kl loss`. `whiten` takes
     float64 [t] to mean 0 and variance 1 within the scope of `--norm`, exactly over all ranks, and gives
-    float32 [t].
+    float32 [t]: 0 where all that differs is noise or `penalties`.
 
     >>> batch.tokens(batch.returns - batch.group_mean())
     """

@@ -146,11 +146,7 @@ class CoachRelay:
                     group.create_task(self._answer(number, method, request))
 
     async def _answer(self, number: int, method: str, request: CoachRequest | EpisodeRequest) -> None:
-        value, failure = None, None
-        try:
-            value = await getattr(self._coach, method)(request)
-        except Exception as error:  # noqa: BLE001  (raised again where it was asked)
-            failure = _portable(error)
+        value, failure = await _verdict(self._coach, method, request)
         self._answers.put_nowait((number, value, failure))
 
     async def _send(self) -> None:
@@ -172,6 +168,21 @@ def coach_for_workers(coach: Coach | None) -> tuple[Coach | None, CoachRelay | N
         return coach, None
     relay = CoachRelay(coach)
     return relay.worker_coach, relay
+
+
+async def _verdict(
+    coach: Coach, method: str, request: CoachRequest | EpisodeRequest
+) -> tuple[Any, Exception | None]:
+    """What the coach answers, or what it raises, either of which can travel.
+
+    A verdict that cannot, of a coach of somebody's own, would otherwise end the sending of all others.
+    """
+    try:
+        value = await getattr(coach, method)(request)
+        pickle.dumps(value)
+    except Exception as error:  # noqa: BLE001  (raised again where it was asked)
+        return None, _portable(error)
+    return value, None
 
 
 def _portable(error: Exception) -> Exception:

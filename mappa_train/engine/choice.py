@@ -16,17 +16,15 @@ if TYPE_CHECKING:
     from mappa_train.policies import Policies
     from mappa_train.tokens import ChatTokenizer
 
-PROBE = (
-    "Read train.csv and report its shape and how many values are missing in each column. Then fit a model, "
-    "write its predictions for test.csv to submission.csv, and explain in three sentences what you did."
-)
+PROBE = "Read train.csv, report its shape, fit a model and write submission.csv."
 """The prompt that a sync of vLLM is verified with: words and names like those of the tasks."""
 
 
 def takes_vllm(config: Config) -> bool:
     """Whether the settings mean vLLM; what `auto` means depends on the machine."""
     if config.engine == "auto":
-        return has_gpu() and not _plays_in_ranks(config) and _why_not_vllm() is None
+        may = config.deterministic == "off" and not _plays_in_ranks(config)
+        return may and has_gpu() and _why_not_vllm() is None
     return config.engine == "vllm"
 
 
@@ -65,13 +63,15 @@ def check_engine_here(config: Config) -> None:
     if not takes_vllm(config):
         refuse_time_limits(config)
         if config.engine_gpus or config.engine_sleep == "on":
-            flag = f"--engine-gpus {config.engine_gpus}" if config.engine_gpus else "--engine-sleep on"
+            flag, value, off = "--engine-sleep", "on", "off"
+            if config.engine_gpus:
+                flag, value, off = "--engine-gpus", str(config.engine_gpus), "0"
             raise UnavailableError(
-                f"{flag}: is for vLLM, and --engine auto is transformers here; leave it out"
+                f"{flag} {value}: is for vLLM, and --engine auto is transformers here; take {flag} {off}"
             )
     elif config.engine_sleep == "on" and not has_gpu():
         raise UnavailableError(
-            "--engine-sleep on: gives a GPU's memory back, and there is none; leave it out"
+            "--engine-sleep on: gives a GPU's memory back, and there is none; take --engine-sleep off"
         )
     elif config.engine_gpus:
         _check_own_gpus(config)
@@ -101,7 +101,7 @@ def _check_own_gpus(config: Config) -> None:
     if config.engine_gpus >= count:
         raise UnavailableError(
             f"{flag}: {count} GPU(s) are visible here, of which the learner needs the first; "
-            + (f"give at most {count - 1}" if count > 1 else "leave it out")
+            f"take --engine-gpus {max(0, count - 1)}" + (" or less" if count > 1 else ", beside the learner")
         )
     if (why := why_no_own_processes()) is not None:
         raise UnavailableError(f"{flag}: {why}")

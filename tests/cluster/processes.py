@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -30,7 +31,8 @@ def find(wanted: Callable[[str, bytes], bool]) -> list[int]:
 
 def kill(pids: list[int]) -> None:
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may end with another one
+            os.kill(pid, signal.SIGKILL)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:

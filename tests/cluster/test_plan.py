@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,3 +182,15 @@ def test_an_error_that_cannot_travel_keeps_its_words() -> None:
     assert _portable(known) is known
     found = _portable(Local("odd"))
     assert str(pickle.loads(pickle.dumps(found))) == "Local: odd"
+
+
+def test_a_verdict_that_cannot_travel_is_an_error_where_it_was_asked_and_holds_up_no_other() -> None:
+    class Odd:
+        async def score(self, request: Any) -> Any:
+            return threading.Lock() if request == "odd" else "a verdict"
+
+    coach: Any = Odd()
+    for request, value, kind in (("odd", None, TypeError), ("plain", "a verdict", type(None))):
+        found = asyncio.run(desk._verdict(coach, "score", request))  # type: ignore[arg-type]
+        assert found[0] == value
+        assert isinstance(found[1], kind)

@@ -12,7 +12,7 @@ from pathlib import Path
 import processes
 import pytest
 from processes import MARK
-from test_main_job import largest_difference, played, weights
+from test_main_job import STEPS, largest_difference, played, weights
 
 from mappa_train.checkpoint import RunFolder
 
@@ -22,16 +22,21 @@ RUN = (
     "--coach taste --algorithm taste:Taste --max-new-tokens 16 --token-budget 256 --concurrent-episodes 1 "
     "--learners-per-agent 2 --shard fsdp"
 )
+MEASURED = ("--steps", str(STEPS), "--eval-every", "2", "--eval-episodes", "3")
 SHARED = Path(__file__).parents[1] / "train"
 """Where the coach `taste` is."""
 
 
 def start(model: Path, out: Path, *flags: str, taste: str = "") -> subprocess.Popen[str]:
     """Two learners that share an agent's weights, in processes of their own."""
+    return command(out, *RUN.split(), "--model", str(model), "--out", str(out), *flags, taste=taste)
+
+
+def command(out: Path, *arguments: str, taste: str = "") -> subprocess.Popen[str]:
+    """A command line about the run in `out`, whose processes can be found by its name."""
     known = {"PYTHONPATH": str(SHARED), "TASTE": taste, "OMP_NUM_THREADS": "1", MARK: out.name}
-    command = [sys.executable, "-m", "mappa_train", *RUN.split(), "--model", str(model), "--out", str(out)]
     return subprocess.Popen(
-        [*command, *flags],
+        [sys.executable, "-m", "mappa_train", *arguments],
         env=os.environ | known,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -39,17 +44,30 @@ def start(model: Path, out: Path, *flags: str, taste: str = "") -> subprocess.Po
     )
 
 
-def test_learners_with_workers_make_the_run_of_learners_without(model: Path, tmp_path: Path) -> None:
-    flags = ("--steps", "2", "--eval-every", "2", "--eval-episodes", "3")
-    for name, more in (("own", ()), ("workers", ("--num-rollout-workers", "2"))):
-        job = start(model, tmp_path / name, *flags, *more)
-        told, complaints = job.communicate(timeout=280)
-        assert job.returncode == 0, complaints
-        assert told.count("step 2/2  score") == 1
-    own, run = RunFolder(tmp_path / "own"), RunFolder(tmp_path / "workers")
+def finish(job: subprocess.Popen[str]) -> str:
+    """All that a job says, which ends well."""
+    told, complaints = job.communicate(timeout=280)
+    assert job.returncode == 0, complaints
+    assert told.count(f"step {STEPS}/{STEPS}  score") == 1
+    return told + complaints
+
+
+@pytest.fixture(scope="module")
+def own(model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of two learners without workers."""
+    out = tmp_path_factory.mktemp("ranks") / "own"
+    finish(start(model, out, *MEASURED))
+    return RunFolder(out)
+
+
+def test_learners_with_workers_make_the_run_of_learners_without(
+    own: RunFolder, model: Path, tmp_path: Path
+) -> None:
+    said = finish(start(model, tmp_path / "workers", *MEASURED, "--num-rollout-workers", "2"))
+    run = RunFolder(tmp_path / "workers")
     assert played(run) == played(own)
     assert largest_difference(weights(own, 1), weights(own, 2)) > 1e-3
-    assert largest_difference(weights(run, 2), weights(own, 2)) == 0
+    assert largest_difference(weights(run), weights(own)) == 0
     for line, expected in zip(run.read_metrics(), own.read_metrics(), strict=True):
         timed = {key for key in line if key.startswith(("time", "throughput"))}
         assert {key: line[key] for key in line if key not in timed} == {
@@ -61,7 +79,29 @@ def test_learners_with_workers_make_the_run_of_learners_without(model: Path, tmp
     assert "rank 1 INFO mappa_train.cluster" not in told_of
     # Ray says that it checks tokens: in the log, not on the screen.
     assert "Token authentication is enabled" in told_of
-    assert "oken authentication" not in told + complaints
+    assert "oken authentication" not in said
+
+
+def test_learners_with_workers_that_were_all_killed_go_on_as_if_nothing_had_been(
+    own: RunFolder, model: Path, tmp_path: Path
+) -> None:
+    """With fewer workers afterwards, as on a machine that has room for fewer."""
+    out = tmp_path / "killed"
+    mark = f"{MARK}={out.name}".encode()
+    run = RunFolder(out)
+    with start(model, out, *MEASURED, "--num-rollout-workers", "2") as job:
+        assert processes.wait_until(lambda: bool(run.steps()) or job.poll() is not None, 240)
+        # Again, for what was begun meanwhile.
+        while found := processes.find(lambda title, env: mark in env):
+            processes.kill(found)
+        job.communicate(timeout=60)
+    assert job.returncode == -signal.SIGKILL
+    assert run.steps()[-1] < STEPS
+    finish(command(out, "resume", str(out), "--num-rollout-workers", "1"))
+    assert played(run) == played(own)
+    assert largest_difference(weights(run), weights(own)) == 0
+    told_of = run.log_path.read_text()
+    assert told_of.count("2 x (1 CPUs,") == told_of.count("1 x (1 CPUs,") == 1
 
 
 def test_an_error_in_a_worker_ends_all_ranks_with_one_message(model: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,15 +53,46 @@ def test_steps_are_sorted_and_unfinished_ones_do_not_count(tmp_path: Path) -> No
         run.load(4)
 
 
-def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        ValueError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        ValueError("Error while serializing: I/O error: Disk quota exceeded (os error 122)"),
+    ],
+)
+def test_a_failed_save_leaves_nothing(tmp_path: Path, error: Exception) -> None:
     run = make_run(tmp_path / "run")
 
     def fail(folder: Path) -> None:
         write_weights(folder)
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
     with pytest.raises(UnavailableError, match=re.escape(f"{run.path}: the disk is full")):
         run.save(1, {"writer_0": fail}, {})
+    assert list(run.checkpoints_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", ["PytorchStreamWriter failed writing file data/0", "unexpected pos 256 vs 150"]
+)
+def test_a_disk_that_torch_finds_full_is_called_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """What was written of the checkpoint is deleted, and then the disk is full no more."""
+    run = make_run(tmp_path / "run")
+
+    def fail(state: object, path: Path) -> None:
+        raise RuntimeError(f"[enforce fail at inline_container.cc:664] . {words}")
+
+    def usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=0 if any(run.checkpoints_path.glob(".tmp-*/writer_0/*")) else 10**9)
+
+    monkeypatch.setattr(torch, "save", fail)
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    with pytest.raises(UnavailableError, match="the disk is full"):
+        save(run, 1)
     assert list(run.checkpoints_path.iterdir()) == []
 
 

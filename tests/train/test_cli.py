@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
+import logging
+import shutil
+import signal
 import subprocess
 import sys
 import types
@@ -16,13 +20,14 @@ from tiny import make_model
 from mappa_envs.dsbench.scores import figures
 from mappa_envs.errors import UnavailableError
 from mappa_envs.evaluation import EvalResult, EvalTable
-from mappa_train import cli, memory, model
+from mappa_train import cli, memory, model, run_log
 from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config
 from mappa_train.memory import Room
 from mappa_train.model import LoadedModel
 from mappa_train.settings import resolve
 
+LONG = "x" * 300
 MODEL = LoadedModel(folder=Path("/m"), source="wheel", sha256="ab" * 32, description="a model")
 
 
@@ -58,8 +63,15 @@ def set_trainer(monkeypatch: pytest.MonkeyPatch, train: Callable[..., None]) -> 
         ("--preset gpu", "known: cpu"),
         ("--preset ../presets/cpu", "known: cpu"),
         ("--config \0", "NUL character"),
+        ("--out a\udcff", r"'a\udcff': must be UTF-8 text"),
         ("--coach llm:x --coach-base-url http://[bad/", "--coach-base-url: no address"),
         ("--init nope", "--init nope: there is no such run folder (also looked in runs/)"),
+        (f"--init {LONG}", "cannot be a path (File name too long); give another"),
+        (f"--model ./{LONG}", "--model ./xxx"),
+        (f"--tasks {LONG}", "--tasks xxx"),
+        ("--out ~nobody-here/x", "--out ~nobody-here/x: cannot be a path (Could not determine home"),
+        (f"resume {LONG}", "cannot be a path (File name too long)"),
+        (f"eval x --json {LONG}", "cannot be a path (File name too long)"),
         ("--steps x", "whole number"),
         ("--lr", "expected one argument"),
         ("--step 3", "did you mean --steps?"),
@@ -194,7 +206,7 @@ def test_a_warm_start_that_runs_out_of_memory_names_its_own_knobs(
     err = capsys.readouterr().err
     assert "error: out of memory (MemoryError); try" in err
     assert "--token-budget" in err
-    assert "--episodes-per-step" not in err
+    assert "--concurrent-episodes" not in err
 
 
 def test_training_gets_config_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +243,12 @@ def test_a_crash_is_one_line_and_a_traceback_in_the_log(
 def test_exit_codes_of_errors_on_purpose(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    errors: list[BaseException] = [UnavailableError("no model"), OSError(errno.ENOSPC, "No space left")]
+    errors: list[BaseException] = [
+        UnavailableError("no model"),
+        OSError(errno.ENOSPC, "No space left"),
+        shutil.Error([("a", "b", "[Errno 28] No space left on device")]),
+        OSError(errno.EROFS, "Read-only file system", "run3/.lock"),
+    ]
     for k, error in enumerate(errors):
 
         def train(
@@ -243,7 +260,61 @@ def test_exit_codes_of_errors_on_purpose(
         assert cli.main(["--out", f"run{k}"]) == 3
     err = capsys.readouterr().err
     assert "error: no model\n" in err
-    assert "disk is full" in err
+    assert err.count("disk is full") == 2
+    assert "error: run3/.lock: Read-only file system; " in err
+    assert err.count("\n") == 4
+    assert "Traceback" in Path("run3/run.log").read_text()
+
+
+class Full(io.StringIO):
+    """A file on a disk without room."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_log_without_room_is_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handler = run_log._File(tmp_path / "run.log")
+    handler.setStream(Full()).close()
+    handler.handle(logging.makeLogRecord({"msg": "a message"}))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_a_reader_who_leaves_interrupts_the_run() -> None:
+    """As in `python -m mappa_train | head -1`: it is neither done (0) nor has it crashed (1)."""
+    script = """if True:
+        import sys, types
+        from mappa_train import cli, model
+        def train(config, run, progress, *, resume, ranks):
+            (run.checkpoints_path / "step-000001").mkdir(parents=True)
+            (run.checkpoints_path / "step-000001" / "manifest.json").touch()
+            sys.stdin.readline()
+            progress.say("a line")
+        model.load_pretrained = lambda name, say=None: model.LoadedModel(
+            folder=model.Path("/m"), source="wheel", sha256="ab" * 32, description="a model"
+        )
+        sys.modules["mappa_train.trainer"] = types.ModuleType("mappa_train.trainer")
+        sys.modules["mappa_train.trainer"].train = train
+        sys.exit(cli.main(["--out", "here"]))
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.write("\n")
+        process.stdin.close()
+        err = process.stderr.read()
+    assert process.returncode == 130, err
+    assert err.count("\n") == 1
+    assert "python -m mappa_train resume here" in err
 
 
 def test_an_interruption_names_the_way_back(
@@ -260,6 +331,29 @@ def test_an_interruption_names_the_way_back(
     assert "here/checkpoints/step-000001" in err
     assert "python -m mappa_train resume here" in err
     assert cli.main(["resume", "here"]) == 130
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_signals_that_end_a_program_are_an_interruption(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    number = getattr(signal, name)
+
+    def train(config: Config, run: RunFolder, progress: Any, *, resume: bool, ranks: Any) -> None:
+        signal.raise_signal(number)
+        raise AssertionError("it goes on")
+
+    set_trainer(monkeypatch, train)
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        assert cli.main(["--out", "here"]) == 130
+        signal.signal(number, signal.SIG_IGN)  # as under nohup
+        assert cli.main(["--out", "there"]) == 1
+    finally:
+        signal.signal(number, before)
+    err = capsys.readouterr().err
+    assert "interrupted before the first checkpoint" in err
+    assert "it goes on" in err
 
 
 def test_an_interruption_before_a_checkpoint_says_so(
@@ -340,6 +434,22 @@ def test_other_weights_are_refused(
     assert "other weights" in capsys.readouterr().err
 
 
+def test_a_start_on_other_weights_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An adapter is a policy with its own base alone."""
+    team = ("data_engineer_0", "modeler_0", "analyst_0")
+    warm = RunFolder.create(resolve({"out": "warm"}), MODEL)
+    warm.save(0, {agent: lambda folder: (folder / "weights.safetensors").touch() for agent in team}, {})
+    other = LoadedModel(folder=Path("/m"), source="hub", sha256="cd" * 32, description="")
+    set_trainer(monkeypatch, lambda *args, **options: None)
+    assert cli.main(["--init", "warm", "--out", "here"]) == 0
+    monkeypatch.setattr(model, "load_pretrained", lambda name, say=None: other)
+    assert cli.main(["--init", "warm/checkpoints/step-000000", "--out", "there"]) == 2
+    assert "warm: the run began from other weights" in capsys.readouterr().err
+    assert not Path("there").exists()
+
+
 def test_evaluation_prints_writes_and_shows_a_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -375,8 +485,6 @@ def test_view_once_writes_the_report(capsys: pytest.CaptureFixture[str]) -> None
 def test_our_warnings_are_shown_and_others_are_logged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import logging
-
     def train(config: Config, run: RunFolder, progress: Any, *, resume: bool, ranks: Any) -> None:
         logging.getLogger("mappa_train.x").warning("all [bold]returns[/] are equal")
         logging.getLogger("other").warning("noise\t\x1b]0;title\x07\ud800")

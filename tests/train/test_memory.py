@@ -68,12 +68,14 @@ def test_every_knob_of_the_advice_needs_less() -> None:
     assert peak({**base, "token_budget": 1024}) < peak(base)
     assert peak(base, 2) < peak(base, 3)
     many: dict[str, object] = {"token_budget": 64, "episodes_per_step": 60, "samples_per_task": 6}
-    assert peak({**many, "episodes_per_step": 6}) < peak(many)
+    assert peak({**many, "concurrent_episodes": 6}) < peak(many)
     said = memory.advice(make_config(**base))
     assert all(
-        knob in said for knob in ("--policy lora", "--gradient-ch", "--token-budget", "--episodes-per-step")
+        knob in said
+        for knob in ("--policy lora", "--gradient-ch", "--token-budget", "--concurrent-episodes (12 are")
     )
     assert "--policy" not in memory.advice(make_config(policy="lora"))
+    assert "--concurrent-episodes" not in memory.advice(make_config(num_rollout_workers=2))
 
 
 def test_a_run_that_cannot_fit_is_stopped_with_the_knobs(
@@ -136,7 +138,7 @@ def test_a_warm_start_has_no_sampler_and_one_optimizer() -> None:
     sizes = {part.name: part.num_bytes for part in warm.parts}
     assert (sizes["optimizer"], sizes["weights"]) == (8e9, 12e9)
     assert not any("sampler" in name for name in sizes)
-    assert "--episodes-per-step" not in memory.advice(config, warm_start=True)
+    assert "--concurrent-episodes" not in memory.advice(config, warm_start=True)
 
 
 def test_a_model_without_readable_weights_has_no_plan(tmp_path: Path) -> None:
@@ -181,6 +183,11 @@ def test_an_allocation_that_fails_names_the_knobs() -> None:
         out_of_memory(make_config(token_budget=1024)),
     ):
         torch.empty(2**50)
+    with (
+        pytest.raises(UnavailableError, match=r"in its config\.toml, then resume"),
+        out_of_memory(make_config()),
+    ):
+        raise MemoryError
     for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")):
         with pytest.raises(UnavailableError, match=r"out of memory.*try"), out_of_memory(make_config()):
             raise error

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from run_fakes import make_episode, make_rollout
 from safetensors.torch import load_file
 from tiny import make_model
 
 from mappa_envs.coach.base import CoachRequest
 from mappa_envs.errors import CoachError, ConfigError, UnavailableError
 from mappa_envs.testing import FakeCoach, FakeSandbox
+from mappa_envs.types import StopReason
 from mappa_train import team, trainer
 from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config
@@ -256,6 +258,19 @@ def test_the_seed_decides(folder: Path, tmp_path: Path, sandboxes: list[FakeSand
     assert found[0] != found[1]
 
 
+@pytest.mark.slow
+def test_a_deterministic_run_on_a_cpu_is_the_same_run(
+    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]
+) -> None:
+    runs = []
+    for deterministic in ("on", "off"):
+        config = settings(folder, tmp_path / deterministic, steps=2, deterministic=deterministic)
+        runs.append(RunFolder.create(config))
+        trainer.train(config, runs[-1], SilentProgress())
+        assert torch.are_deterministic_algorithms_enabled() == (deterministic == "on")
+    assert_same(*(final_weights(run, 2) for run in runs))
+
+
 def test_too_many_unscored_actions_end_the_run(
     folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +287,51 @@ def test_too_many_unscored_actions_end_the_run(
     assert run.read_metrics() == []
     assert run.steps() == []
     assert sandboxes[0].closed
+
+
+def test_an_episode_without_an_outcome_is_no_failed_one() -> None:
+    """With returns of outcomes: what nobody graded is left out, and not a 0."""
+    rollouts = [make_rollout(k, make_episode(outcome=outcome)) for k, outcome in enumerate((0.0, None, 0.5))]
+    found = [item.ret for item in trainer.credit_samples(rollouts, resolve({"returns": "outcome"}))]
+    assert found == [0.0, 0.0, None, None, 0.5, 0.5]
+
+
+def test_a_step_without_an_action_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    nothing = make_rollout(0, make_episode(turns=(), stop_reason=StopReason.CONTEXT))
+    trainer._check_scored(3, resolve({}), [make_rollout(1), nothing])
+    assert not caplog.records
+    trainer._check_scored(3, resolve({}), [nothing, nothing])
+    assert "step 3: no episode came to an action" in caplog.text
+    assert "they ended by: context" in caplog.text
+
+
+def test_a_run_ends_with_its_steps_or_the_budget() -> None:
+    config = resolve({"steps": 3})
+    found = [
+        trainer._is_last(step, {"stop/budget": spent}, config) for step, spent in ((3, 0), (2, 0), (2, 1))
+    ]
+    assert found == [True, False, True]
+
+
+@pytest.mark.slow
+def test_a_finished_checkpoint_is_not_written_again(
+    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while older ones are deleted: to replace the newest would put the only one at risk."""
+
+    def interrupt(run: RunFolder, keep: int) -> None:
+        raise KeyboardInterrupt
+
+    saved: list[int] = []
+    save = RunFolder.save
+    monkeypatch.setattr(trainer, "tidy", interrupt)
+    monkeypatch.setattr(
+        RunFolder, "save", lambda run, step, *rest: (saved.append(step), save(run, step, *rest))[1]
+    )
+    run = RunFolder.create(settings(folder, tmp_path / "run"))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(run.config(), run, SilentProgress())
+    assert saved == run.steps() == [1]
 
 
 def test_full_policies_train_too(folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]) -> None:

