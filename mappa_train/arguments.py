@@ -233,7 +233,9 @@ def _add_settings(parser: Parser, chosen: Callable[[str], bool], *, without: str
         metavar = "{" + ",".join(choices) + "}" if choices else types[item.name].__name__.upper()
         otherwise = without or f"Default: {item.default!r}."
         text = f"{item.metadata['help']} {otherwise}".replace("%", "%%")
-        switch: dict[str, Any] = {"nargs": "?", "const": "on"} if choices == ("off", "on") else {}
+        switch: dict[str, Any] = {}
+        if choices == ("off", "on") and not without:  # a RUN beside it would be taken for its value
+            switch = {"nargs": "?", "const": "on"}
         # Values stay texts here: `resolve` parses and checks those of every source alike.
         parser.add_argument(
             "--" + item.name.replace("_", "-"),

@@ -120,7 +120,7 @@ class RunFolder:
 
     def config(self) -> Config:
         """The settings that the run was started with."""
-        return resolve(read_settings(self.config_path))
+        return resolve(read_settings(self.config_path), takes_idle=True)
 
     def set_steps(self, steps: int) -> None:
         """Write another number of training steps into config.toml; all else in it stays."""

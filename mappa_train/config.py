@@ -283,8 +283,8 @@ class Config:
     )
     deterministic: Literal["off", "on"] = option(
         "off",
-        "on: only what repeats to the last digit, also on a GPU: PyTorch's deterministic algorithms, slower "
-        "there, and no vLLM. On a CPU with --engine transformers a run repeats without it.",
+        "on: sample and learn by what repeats to the last digit only, also on a GPU: PyTorch's deterministic "
+        "algorithms, slower there, and no vLLM. On a CPU the transformers engine repeats without it.",
     )
     seed: int = option(0, "Seeds tasks, starts and sampling.", low=0, high=2**31 - 1)
     out: str = option(

@@ -331,10 +331,9 @@ def out_of_memory(config: Config, *, warm_start: bool = False) -> Iterator[None]
             raise
         first = (str(error).splitlines() or [""])[0]
         knobs = advice(config, warm_start=warm_start)
-        raise UnavailableError(
-            f"out of memory ({first[:200] or 'MemoryError'}); {knobs}"
-            + ("" if warm_start else ". Of a run with a checkpoint: in its config.toml, then resume")
-        ) from error
+        if not warm_start:
+            knobs += ". Of a run with a checkpoint: in its config.toml, but for policy and model, then resume"
+        raise UnavailableError(f"out of memory ({first[:200] or 'MemoryError'}); {knobs}") from error
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -66,7 +66,8 @@ def log_traceback(run: Path | None, *, always: bool) -> Path | None:
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError:
-        print(text, end="", file=sys.stderr)
+        if always:
+            print(text, end="", file=sys.stderr)
     return path
 
 
@@ -74,7 +75,9 @@ class _File(logging.FileHandler):
     """On a full disk it is silent: what the run itself cannot write then is said once, and ends it."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Nothing; by default it would print a traceback for every message."""
+        """Nothing then; by default it would print a traceback for every message."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class _Harmless(logging.Formatter):

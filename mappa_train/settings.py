@@ -110,6 +110,8 @@ def _check_vllm_gpus(config: Config) -> None:
     for flag in (flag for flag, is_asked in asked.items() if is_asked):
         if config.engine == "transformers":
             raise ConfigError(f"{flag}: is for --engine vllm; take that, or leave it out")
+        if config.deterministic == "on":
+            raise ConfigError(f"{flag}: is for vLLM, which --deterministic on does without; leave one out")
         for name in ("learners_per_agent", "num_rollout_workers"):
             value = getattr(config, name)
             if value != getattr(Config, name):
@@ -293,8 +295,17 @@ def env_defaults(env: str, coach: str) -> Mapping[str, Any]:
     return {"exploring_starts": 0.0, "ground_truth": "final" if coach == "rubric" else "off"}
 
 
-def resolve(overrides: Mapping[str, Any], *, preset: str | None = None, file: Path | None = None) -> Config:
-    """The settings of a run from all their sources, checked. Raises `ConfigError`."""
+def resolve(
+    overrides: Mapping[str, Any],
+    *,
+    preset: str | None = None,
+    file: Path | None = None,
+    takes_idle: bool = False,
+) -> Config:
+    """The settings of a run from all their sources, checked. Raises `ConfigError`.
+
+    `takes_idle`: settings that would do nothing are no error, as in a run that began when they were none.
+    """
     sources: list[dict[str, Any]] = []
     if preset is not None:
         names = sorted(item.stem for item in PRESETS.glob("*.toml"))
@@ -318,27 +329,33 @@ def resolve(overrides: Mapping[str, Any], *, preset: str | None = None, file: Pa
     )
     _check(config)
     fixer = "algorithm" if "returns" in algorithm else "scoring" if "returns" in scoring else "returns"
-    return _without_idle(config, sources, fixer)
+    return _without_idle(config, [] if takes_idle else sources, fixer)
 
 
 def _without_idle(config: Config, sources: Sequence[Mapping[str, Any]], fixer: str) -> Config:
     """Settings that do nothing beside a choice back at their defaults; `fixer` is what decided the returns.
 
-    Raises `ConfigError` where the source of the choice or a stronger one sets such a one, to no avail.
+    Raises `ConfigError` where the source of the choice or a stronger one sets such a one, to no avail: what
+    is in none of the `sources` was set by nobody.
     """
     adapter = ("lora_rank", "lora_alpha") if config.policy == "full" else ()
-    idle = [(name, "policy", "there is no adapter") for name in adapter]
+    idle: list[tuple[str, tuple[str, ...], str]]  # a setting, what makes it idle, and why
+    idle = [(name, ("policy",), "there is no adapter") for name in adapter]
     if config.returns in ("per_action", "outcome"):
-        idle.append(("gamma", fixer, "discounts nothing"))
+        idle.append(("gamma", (fixer,), "discounts nothing"))
     if config.returns == "outcome":
         why = "nothing is learned from scores"
-        idle += [(name, fixer, why) for name in ("debias", "coach_calibration", "max_unscored")]
+        idle += [(name, (fixer,), why) for name in ("debias", "coach_calibration", "max_unscored")]
+    steps = ("minibatches", "epochs", "actions_per_update")
     is_one_step = config.minibatches == config.epochs == 1 and not config.actions_per_update
     if is_one_step and find_algorithm(config.algorithm).surrogate is Algorithm.surrogate:
-        idle.append(("clip", "minibatches", "and --epochs 1 every ratio is 1, and nothing is clipped"))
+        idle.append(("clip", steps, "and --epochs 1 every ratio is 1, and nothing is clipped"))
     default, changes = Config(), {}
-    for name, choice, why in (item for item in idle if getattr(config, item[0]) != getattr(default, item[0])):
-        chosen = max((k for k, source in enumerate(sources) if choice in source), default=0)
+    for name, choices, why in idle:
+        if getattr(config, name) == getattr(default, name):
+            continue
+        choice = choices[0]
+        chosen = max((k for k, source in enumerate(sources) if source.keys() & set(choices)), default=0)
         if any(name in source for source in sources[chosen:]):
             flag, other = "--" + name.replace("_", "-"), "--" + choice.replace("_", "-")
             raise ConfigError(

@@ -33,10 +33,12 @@ def find_start(config: Config, agents: Sequence[str]) -> Path | None:
         run = run_of(given) if is_checkpoint else RunFolder.open(find_run(config.init))
     except ConfigError as error:
         raise ConfigError(f"--init {error}") from error
-    latest = run.latest()
-    if latest is None:
-        raise ConfigError(f"--init {config.init}: the run has no checkpoint to begin from")
-    checkpoint = given if is_checkpoint else run.checkpoint_path(latest)
+    checkpoint = given
+    if not is_checkpoint:
+        latest = run.latest()
+        if latest is None:
+            raise ConfigError(f"--init {config.init}: the run has no checkpoint to begin from")
+        checkpoint = run.checkpoint_path(latest)
     theirs = run.config()
     for name in ("model", "policy") if config.policy == "full" else ("model", "policy", *_LORA):
         mine, other = getattr(config, name), getattr(theirs, name)

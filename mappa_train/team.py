@@ -73,10 +73,10 @@ def open_team(config: Config, *, split: str | None = None, coached: bool = True,
     Not `coached`: nobody scores, and the coach of the settings is not even made. Not `plays`: there is
     neither an engine nor a sandbox. Val tasks to measure on while training belong to teams without a `split`.
     """
-    exact = config.deterministic == "on"
-    if exact:  # without, PyTorch refuses cuBLAS, which reads it when it is first used
+    if config.deterministic == "on":
+        # Without, PyTorch refuses cuBLAS, which reads it when it is first used.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(exact)
+        torch.use_deterministic_algorithms(True)
     first = make_env(config, split) if coached else make_env(config, split, coach=None)
     folder = load_pretrained(config.model).folder
     limits = Limits(time_s=config.tool_timeout_s)

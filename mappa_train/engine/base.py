@@ -2,7 +2,7 @@
 
 There are two kinds. A `BatchEngine` gets the prompts of many episodes in one blocking call: which of them
 share a batch is decided by the episodes alone, so a run repeats exactly. A `StreamEngine` gets each prompt as
-it comes and batches inside: nobody waits for the slowest, but the batches depend on timing.
+it comes and batches inside: no episode waits for the slowest, but the batches depend on timing.
 """
 
 from __future__ import annotations

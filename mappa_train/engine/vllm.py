@@ -249,12 +249,15 @@ class VllmEngine:
     def _step(self) -> None:
         """One token of every request of one engine, the first in the team's order that has any.
 
-        So a later agent's first prompts wait for the earlier agent's last, and are sampled with these in one
-        large batch, where all engines in turn would have several small ones: the cores are the same.
+        So a later agent's first prompts wait for its others, and all are sampled in one large batch, where
+        engines in turn would have several small ones: the cores are the same. With deadlines nobody waits.
         """
         busy = [engine for engine in self._engines() if engine.has_unfinished_requests()]
-        for output in busy[0].step() if busy else ():
-            self._take(output)
+        if all(pending.deadline is None for pending in self._pending.values()):
+            busy = busy[:1]
+        for engine in busy:
+            for output in engine.step():
+                self._take(output)
 
     def _take(self, output: Any) -> None:
         pending = self._pending[output.request_id]

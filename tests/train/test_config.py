@@ -199,3 +199,21 @@ def test_a_switch_needs_no_value(words: list[str], value: str | None) -> None:
     given = vars(make_parser("train").parse_args([*words, "--seed", "1"]))
     assert given.get("deterministic") == value
     assert given["seed"] == "1"
+
+
+def test_a_run_that_began_with_a_setting_that_does_nothing_goes_on() -> None:
+    with pytest.raises(ConfigError, match="--clip"):
+        resolve({"clip": 0.3})
+    assert resolve({"clip": 0.3}, takes_idle=True).clip == Config.clip
+
+
+def test_a_weaker_source_may_set_what_a_stronger_one_makes_idle(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("epochs = 2\nclip = 0.3\n")
+    assert resolve({}, file=file).clip == 0.3
+    assert resolve({"epochs": 1}, file=file).clip == Config.clip
+
+
+def test_engines_of_vllm_are_none_of_a_deterministic_run() -> None:
+    with pytest.raises(ConfigError, match="--engine-gpus 1: is for vLLM, which --deterministic on"):
+        resolve({"deterministic": "on", "engine_gpus": 1})

@@ -184,7 +184,7 @@ def test_an_allocation_that_fails_names_the_knobs() -> None:
     ):
         torch.empty(2**50)
     with (
-        pytest.raises(UnavailableError, match=r"in its config\.toml, then resume"),
+        pytest.raises(UnavailableError, match=r"in its config\.toml, but for policy and model, then resume"),
         out_of_memory(make_config()),
     ):
         raise MemoryError

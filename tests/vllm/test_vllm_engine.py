@@ -233,6 +233,23 @@ def test_one_thread_steps_all_engines_whoever_asks(bench: Bench, monkeypatch: py
     assert steppers == {bench.engine._thread.ident}
 
 
+@pytest.mark.parametrize("deadline_s", [None, 600.0])
+def test_the_earliest_agent_goes_first_where_nothing_is_late(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, deadline_s: float | None
+) -> None:
+    engines, busy = bench.engine._engines(), []
+    for k, engine in enumerate(engines):
+
+        def watched(k: int = k, step: Callable[[], Any] = engine.step) -> Any:
+            busy.append((k, [other.has_unfinished_requests() for other in engines[:k]]))
+            return step()
+
+        monkeypatch.setattr(engine, "step", watched)
+    bench.sample(requests(6), deadline_s=deadline_s)
+    assert {k for k, _ in busy} == set(range(len(engines)))
+    assert any(any(earlier) for _, earlier in busy) == (deadline_s is not None)
+
+
 def test_there_are_no_processes_that_could_be_left_behind(bench: Bench) -> None:
     assert bench.sample(requests(1))
     assert [child.cmdline() for child in children() if child not in bench.others] == []
