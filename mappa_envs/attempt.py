@@ -85,7 +85,10 @@ class Attempt:
             start_role=start_role,
         )
         self.files: dict[str, int | None] = {name: _size(path) for name, path in task.files.items()}
-        self.artifacts = {path: Artifact(path=path, status="missing") for path in rules.required}
+        self.artifacts = {
+            path: Artifact(path=path, status="missing", problem=f"there is no {path}")
+            for path in rules.required
+        }
         self.acting = start_role or rules.team[0].name
         self.closing: int | None = None
         self._scorer = Scorer(coach)
@@ -226,8 +229,10 @@ class Attempt:
             touched = {file.path for file in tool.files}
             if self.artifacts and touched & (set(self.artifacts) | set(self.task.files)):
                 found = await self.hooks.inspect(self.workspace, self.task, self.artifacts, touched)
-                signed = {path: self._signed(found[path], touched, draft.index) for path in found}
-                after = self.artifacts | signed
+                after = {
+                    path: self._signed(found.get(path, before), touched, draft.index)
+                    for path, before in self.artifacts.items()
+                }
         turn = replace(
             draft,
             tool=tool,

@@ -78,8 +78,13 @@ def _sha256(path: str, num_bytes: int) -> str:
 
 
 def stale(known: Mapping[str, Artifact], touched: Set[str]) -> list[str]:
-    """Of the known files those of which something else may be found, now that others were touched."""
-    found = touched & known.keys()
+    """Of the known files those of which something else may be found, now that others were touched.
+
+    Those too that could not be looked at in time, and those that are a folder now, of which only the content
+    is among the touched ones.
+    """
+    found = {path for path in known if path in touched or any(t.startswith(f"{path}/") for t in touched)}
+    found |= {path for path in known if known[path].status == "unverifiable"}
     changed = not touched.isdisjoint(("train.csv", "test.csv"))
     for paths in facts.STAGES.values():
         changed = changed or not touched.isdisjoint(paths)
@@ -99,7 +104,8 @@ async def inspect(
 ) -> dict[str, Artifact]:
     """Look at the named files, which may be missing, all at the same time.
 
-    `known` is what was found of others, and is still true.
+    `known` is what was found of others, and is still true; where it lacks facts that are measured now, it
+    is in the result, too.
 
     Known names are X_train.pkl, X_test.pkl, y_train.pkl, model.pkl and submission.csv; of any other file
     only that it is a regular, non-empty one. `written_by` is left to the caller.
@@ -109,10 +115,14 @@ async def inspect(
         *(workspace.inspect(script("examine", job(path, spec, tables)), time_s=time_s) for path in paths)
     )
     found = {path: _artifact(path, report, spec, tables) for path, report in zip(paths, reports, strict=True)}
-    both = {**(known or {}), **found}
-    valid = frozenset(path for path, artifact in both.items() if artifact.status == "valid")
+    others = {path: artifact for path, artifact in (known or {}).items() if path not in found}
+    states = [*found.values(), *others.values()]
+    valid = frozenset(artifact.path for artifact in states if artifact.status == "valid")
     measured = await facts.measure(workspace, job("", spec, tables), valid)
-    return {path: replace(artifact, facts=measured.get(path, {})) for path, artifact in found.items()}
+    late = {path: others[path] for path in others.keys() & measured.keys() if not others[path].facts}
+    return {
+        path: replace(artifact, facts=measured.get(path, {})) for path, artifact in (found | late).items()
+    }
 
 
 def job(path: str, spec: TaskSpec, tables: Tables) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class RunOutput:
     def _keep_report(self, data: bytes) -> None:
         self.report += data[: self._max_report_bytes + 1 - len(self.report)]
         self._num_reported += len(data)
-        if self._num_reported > self._most:
+        if self._num_reported > max(self._most, self._max_report_bytes):
             self._flood()  # the code has found its descriptor
 
     def _flood(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mappa_envs.sandbox.copying import read_file
-from mappa_envs.sandbox.trail import MAX_DEPTH, MAX_HASHED_BYTES, kind_by_mode, kind_of
+from mappa_envs.sandbox.trail import MAX_DEPTH, MAX_HASHED_BYTES, MAX_PATH_BYTES, kind_by_mode, kind_of
 from mappa_envs.types import Change, FileRecord
 
 Stamp = tuple[int, int, int, int, int]
@@ -53,6 +53,8 @@ def _walk(root: bytes, folder: bytes, depth: int) -> Iterator[tuple[bytes, Stamp
         return  # made unreadable by its owner
     for entry in entries:
         path = os.path.join(folder, entry.name)
+        if len(path) > MAX_PATH_BYTES:
+            continue
         try:
             about = entry.stat(follow_symlinks=False)
         except OSError:

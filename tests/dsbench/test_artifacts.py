@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -397,6 +398,7 @@ ALL = ["X_train.pkl", "X_test.pkl", "y_train.pkl", "model.pkl", "submission.csv"
         ({"y_train.pkl"}, ALL, ALL),
         ({"test.csv"}, ALL, ALL),
         (set(ALL[:3]), [], ALL[:3]),
+        ({"model.pkl/a.txt", "train.txt"}, ALL[:3], ALL[3:4]),
         ({"X_test.pkl", "model.pkl"}, ALL[:3], ALL[:4]),
     ],
 )
@@ -405,6 +407,29 @@ def test_looked_at_again_is_what_may_have_changed(
 ) -> None:
     known = {p: Artifact(path=p, status="valid" if p in there else "missing") for p in ALL}
     assert stale(known, touched) == again
+    known["y_train.pkl"] = Artifact(path="y_train.pkl", status="unverifiable")
+    assert stale(known, touched) == [p for p in ALL if p in again or p == "y_train.pkl"]
+
+
+def test_facts_that_came_late_are_not_lost(task: TinyTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = {"X_train.pkl": {"signal": 0.5}, "model.pkl": {"fitted": 0.9}, "X_test.pkl": {"kept": 0.1}}
+
+    async def measure(*_: Any) -> dict[str, dict[str, float]]:
+        return measured
+
+    monkeypatch.setattr("mappa_envs.dsbench.facts.measure", measure)
+
+    async def scenario() -> dict[str, Artifact]:
+        sandbox = FakeSandbox(inspector=lambda script, files: {"status": "valid"})
+        known = {p: Artifact(path=p, status="valid", written_by=0) for p in ALL[:3]}
+        known["X_test.pkl"] = replace(known["X_test.pkl"], facts={"kept": 0.8})
+        workspace = await sandbox.open()
+        return await inspect(workspace, ["model.pkl"], task.spec, task.tables, known=known)
+
+    found = asyncio.run(scenario())
+    assert found.keys() == {"model.pkl", "X_train.pkl"}
+    assert found["model.pkl"].facts == {"fitted": 0.9}
+    assert (found["X_train.pkl"].facts, found["X_train.pkl"].written_by) == ({"signal": 0.5}, 0)
 
 
 @pytest.mark.parametrize("magic", [None, b"of another Python"])
