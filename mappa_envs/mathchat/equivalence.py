@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from mappa_envs.mathchat.latex import plain
-from mappa_envs.mathchat.numbers import UNITS, Number, TooLarge, equal, read_number, without_bare_unit
+from mappa_envs.mathchat.numbers import Number, TooLarge, equal, read_number, unit_of, without_bare_unit
 
 Ask = Callable[[str, str], bool]
 """`ask(gold, answer)`: are these two, neither a plain number nor words, the same?"""
@@ -29,11 +29,20 @@ _HEDGE = re.compile(
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _OR = re.compile(r"\\text\{\s*,?\s*(?:or|and)\b\s*([^{}]*)\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
+_AND = re.compile(r"\\text\{\s*,?\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])")
+_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+_NO_END, _NO_START = re.compile(r"([(\[].+),\\infty\)"), re.compile(r"\(-\\infty,(.+[)\]])")
+"""Intervals with one end, and that end with its bracket."""
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' .,-]*")
 _CHOICE = re.compile(r"\(?\s*([A-Ja-j])\s*\)?")
 _OPTION = re.compile(r"\A(?:option|choice)\s+", re.IGNORECASE)
 _ARTICLE = re.compile(r"\A(?:a|an|the) (?=\w{3})")
 _CHOICE_AND_MORE = re.compile(r"(?:\\text\{)?\s*(?:\((?=[A-Ja-j]\))|(?=[A-J][.):]\s))([A-Ja-j])")
+_OTHER_CHOICE = re.compile(
+    r"(?:[().,;:/]|\b(?:or|and|no|not|but|maybe|perhaps)\b)\s*(?:\\text\{)?\s*\(?[A-HJ](?![\w'’])\s*"
+    r"(?:[).,;:}]|\\text\{\s*(?:or|and)\b|(?:or|and)\b|\Z)"
+)
+"""A second choice after the first: a guess."""
 _IS_WORD = re.compile(r"[A-Za-z]{4}|\b(?i:yes|no|odd)\b|\A[A-Z]{3}\Z")
 _NAME = r"[A-Za-z](?:_\{?\w+\}?)?"
 _EQUATION = re.compile(rf"(?!{_NAME}\s*=)[^=]+=[^=]+")
@@ -55,7 +64,7 @@ _MEMBER = re.compile(
     rf"(?:{_NAME}\s*(?:\\in(?![A-Za-z])|=)|\(\s*{_NAME}(?:\s*,\s*{_NAME})+\s*\)\s*=)\s*(?=[(\[{{]|\\{{)"
 )
 """What names a tuple, set or interval: `x \\in`, `A =`, `(x, y) =`."""
-_ROUNDED = re.compile(r"(.+?)\s*\\approx\s*([-+]?\d*(?:\.(\d+))?)")
+_ROUNDED = re.compile(r"(.+?)\\approx\s*([-+]?\d*(?:\.(\d+))?)")
 _BASE = re.compile(r"\d_(?:(\w)|\{(\w+)\})")
 _CUP = re.compile(r"\\cup(?![A-Za-z])")
 _OPEN, _CLOSE = ("(", "[", "\\{", "{"), (")", "]", "\\}", "}")
@@ -84,13 +93,14 @@ def _exact(answer: str) -> str:
     found = _ROUNDED.fullmatch(answer)
     if not found or not re.search(r"\d", found[2]):
         return answer
+    before = found[1].strip()
     try:
-        exact = _value(found[1])
+        exact = _value(before)
     except (TooLarge, _Contradiction):
         return answer
     half = Fraction(1, 2 * 10 ** len(found[3] or ""))
     is_rounded = exact is None or abs(exact.value - Fraction(found[2])) <= half
-    return found[1] if is_rounded else answer
+    return before if is_rounded else answer
 
 
 def _same(gold: str, answer: str, ask: Ask, depth: int) -> bool:
@@ -99,10 +109,12 @@ def _same(gold: str, answer: str, ask: Ask, depth: int) -> bool:
     if _squeezed(gold) == _squeezed(answer):
         return True
     words = _as_words(gold)
-    if words is None and _CHOICE.fullmatch(gold) and (_as_words(answer) or _CHOICE_AND_MORE.match(answer)):
+    choice = _CHOICE_AND_MORE.match(answer)
+    if words is None and _CHOICE.fullmatch(gold) and (choice or _as_words(answer)):
         words = gold.lower()
     if words is not None:
-        choice = _CHOICE_AND_MORE.match(answer) if len(words) == 1 else None
+        if len(words) > 1 or (choice and _OTHER_CHOICE.search(answer, choice.end())):
+            choice = None
         given_words = choice[1].lower() if choice else _as_words(answer)
         return words == (given_words or _as_words(f"\\text{{{answer}}}"))
     try:
@@ -129,7 +141,8 @@ def _compare_parts(gold: str, answer: str, wanted: Number | None, ask: Ask, dept
     # math-verify passes over text, and over the base of a number.
     if (said and replied and said != replied) or _bases(answer) - _bases(gold):
         return False
-    return ask(gold, without_bare_unit(answer))
+    bare = without_bare_unit(answer)
+    return ask(gold, answer) or (bare != answer and ask(gold, bare))
 
 
 def _bases(text: str) -> set[str]:
@@ -138,9 +151,8 @@ def _bases(text: str) -> set[str]:
 
 def _texts(text: str) -> set[str]:
     """The words of every `\\text{…}` in lower case, a unit by its size."""
-    said = (words.replace(".", "") for words in _TEXT.findall(text.lower()))
-    found = {" ".join(re.sub(r"\b(?:square|cubic|sq)\b", " ", words).split()) for words in said}
-    return {UNITS[words][1] if words in UNITS else words for words in found}
+    said = (" ".join(words.replace(".", "").split()) for words in _TEXT.findall(text.lower()))
+    return {unit[1] if (unit := unit_of(words)) else words for words in said}
 
 
 def _kept_command(found: re.Match[str]) -> str:
@@ -214,8 +226,13 @@ def _group(text: str) -> _Group | None:
         text = found[1].strip()
     elif found := _MEMBER.match(text):
         text = text[found.end() :]
+    text = _both_bounds(text)
     text = _OR.sub(lambda found: f", {found[1] or ''}", text)
-    text = _CUP.sub(",", text)
+    united = [part.strip() for part in _CUP.split(text)]
+    if len(united) > 1 and all(
+        _split(part)[1] or _interval(part) or _LETTER.fullmatch(part) for part in united
+    ):
+        text = ",".join(_interval(part) or part for part in united)
     text = _interval(text) or text
     found_group = _bracketed(text)
     if text.count("\\pm") == 1 and (found_group is None or found_group.ordered):
@@ -224,6 +241,18 @@ def _group(text: str) -> _Group | None:
         return found_group
     parts = [sign for part in found_group.parts for sign in _both_signs(part)]
     return _Group(found_group.brackets, tuple(parts))
+
+
+def _both_bounds(text: str) -> str:
+    """`x > 0 and x < 1` as the interval (0,1): "and" narrows, where "or" adds. Else unchanged."""
+    sides = [side.strip() for side in _AND.split(text)]
+    if len(sides) != 2 or not set.intersection(*(set(_LETTER.findall(side)) for side in sides)):
+        return text
+    for one, other in (sides, sides[::-1]):
+        above, below = _NO_END.fullmatch(_interval(one) or ""), _NO_START.fullmatch(_interval(other) or "")
+        if above and below:
+            return f"{above[1]},{below[1]}"
+    return text
 
 
 def _both_signs(text: str) -> tuple[str, ...]:

@@ -36,8 +36,13 @@ MAX_ANSWER_CHARS = 2000
 Gold = str | int | float | Sequence[Any]
 Code = Literal["right", "wrong", "no_answer", "too_long", "undecided"]
 
-_EITHER = re.compile(r"\s+or\s+", re.IGNORECASE)
+_EITHER = re.compile(r"\s*\\text\{\s*,?\s*or\s*\}\s*|\s+or\s+", re.IGNORECASE)
 _NOTE = re.compile(r"\s*\((?:both|either|any|all)\b[^()]*\)\s*\Z", re.IGNORECASE)
+_ACCEPTED = re.compile(
+    r"\((?:both|either|any|all)\b[^()]*\b(?:accept\w*|allowed|correct|counts?|suffices?|fine|ok)\b[^()]*\)\s*\Z",
+    re.IGNORECASE,
+)
+"""A note that says of golds with "or" between them that each is one."""
 _helpers = HelperPool("mappa_envs.mathchat.verify_process", memory_mb=MEMORY_MB)
 _log = logging.getLogger(__name__)
 
@@ -99,7 +104,8 @@ def read_golds(gold: Gold) -> tuple[str, ...]:
     """
     if isinstance(gold, str):
         # "x = 1 or x = 2" is one answer, with two parts.
-        parts = [gold] if re.search(r"[\\=<>]", gold) else _EITHER.split(_NOTE.sub("", gold))
+        is_one = re.search(r"[\\=<>]", gold) and not _ACCEPTED.search(gold)
+        parts = [gold] if is_one else _EITHER.split(_NOTE.sub("", gold))
         return tuple(part.strip() for part in parts if part.strip())
     if isinstance(gold, (list, tuple)):
         return tuple(text for one in gold for text in read_golds(one))

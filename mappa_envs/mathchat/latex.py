@@ -25,12 +25,13 @@ _JOINTS = frozenset(
 """What between two boxes, besides `_FILLING`, makes one list of them."""
 
 _SPOKEN = re.compile(
-    r"answer(?:\s(?:to|of|for)\b[^.:=\n]{0,80}?)?[*_\s]*(?:is|are|:|=)[*_\s]*"
+    r"answer(?P<of>\s(?:to|of|for)\b[^.:=\n]{0,80}?)?[*_\s]*(?:is|are|:|=)[*_\s]*"
     r"(?:(?:therefore|thus|simply|just|exactly|equal to)\b)?[*_:\s]*"
     r"|(?:final answer|^#+\s*answer)[*_\s]*\n\s*"
     r"|<answer>\s*|^####\s+(?=[-+$]?[\d,./]+\s*$)",
     re.IGNORECASE | re.MULTILINE,
 )
+_VALUE = re.compile(r"[-+]?[\d.$\\(\[{]")
 _SPOKEN_END = re.compile(r"\n|</|\.(?=\s|$)|[!?]|\b(?:because|since|which|where|so|as)\b")
 _MATH = re.compile(r"\s*(?:\$\$?(.+?)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\])")
 
@@ -96,7 +97,10 @@ def _spoken(text: str) -> str | None:
     found = list(_SPOKEN.finditer(text))
     if not found:
         return None
-    rest = text[found[-1].end() : found[-1].end() + 2000]
+    # "I hope the answer to your question is clear" states none.
+    stated = [one for one in found if not one["of"] or _VALUE.match(text, one.end())]
+    start = (stated or found)[-1].end()
+    rest = text[start : start + 2000]
     if math := _MATH.match(rest):
         tail = rest[math.end() :].lstrip(" *")
         if not re.match(r"(?:or|and)\b|,\s*\$", tail):
@@ -124,29 +128,34 @@ def _as_frac(found: re.Match[str]) -> str:
     return rf"\frac{{{above.strip()}}}{{{below.strip()}}}"
 
 
+_UPPER = r"((?:(?!\\{0}(?![A-Za-z]))[^{{}}])+)\\{0}(?![A-Za-z])([^{{}}]+)"
+"""What stands above and below the first `\\over` of a group."""
 _WRITE: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     # (what, instead); in this order
     (re.compile(r"\\(?:(?:left|right|displaystyle|textstyle|limits|[bB]igg?[lr]?)(?![A-Za-z])|!)"), ""),
+    (re.compile(r"\\(?:textcolor|color)\s*\{[^{}]*\}(?=\s*\{)"), r"\\underline"),
     (re.compile(r"\\(?:textcolor|color|phantom)\s*\{[^{}]*\}"), ""),
+    (re.compile(r"(?<![\w}^\\])\{\s*\\(?:bf|rm|it)(?![A-Za-z])\s*([^{}]*)\}"), r"\\underline{\1}"),
+    (re.compile(r"(?<=\d)\{\s*\\rm(?![A-Za-z])\s*([A-Za-z]+)\}"), r"\\text{\1}"),
     (re.compile(r"(?<!\\)\\(?:[,;: ]|(?:quad|qquad|thinspace)(?![A-Za-z])|hspace\*?\{[^{}]*\})|~"), " "),
     (re.compile(r"(?<=\d)\}\^\{(?=\d)"), ""),
     (re.compile(r"\\\$|\$|\\[()\[\]]"), ""),
     (
         re.compile(
-            r"\\(?:bf|rm|it|tiny|small|normalsize|large|Large|LARGE|huge|Huge|underline|ensuremath|therefore|square|"
-            r"blacksquare|checkmark)(?![A-Za-z])"
+            r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|ensuremath|therefore|square|blacksquare|"
+            r"checkmark)(?![A-Za-z])"
         ),
         "",
     ),
-    (re.compile(r"\\+\s*\Z|\A\s*(?:=|\\(?:implies|Rightarrow)(?![A-Za-z]))"), ""),
+    (re.compile(r"(?<!\\)\\+\s*\Z|\A\s*(?:=|\\(?:implies|Rightarrow)(?![A-Za-z]))"), ""),
     (re.compile(r"(?<=\d)['’](?=\d{3}(?!\d))"), ","),
     (re.compile(r"(?<=[\w)}])\*\*(\d+)"), r"^{\1}"),
     (re.compile(r"_\s*\{\s*(\w)\s*\}"), r"_\1"),
     (re.compile(r"(?<=[\d.])\\(?:bar|dot)\s*\{(\d+)\}"), r"\\overline{\1}"),
     (re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])"), r"\\pi "),
     (re.compile(r"\\(?:d|t|c|nice|s)frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\{([^{}]+)\\over(?![A-Za-z])([^{}]+)\}|\A([^{}]+)\\over(?![A-Za-z])([^{}]+)\Z"), _as_frac),
-    (re.compile(r"\{([^{}]+)\\choose(?![A-Za-z])([^{}]+)\}"), r"\\binom{\1}{\2}"),
+    (re.compile(rf"\{{{_UPPER.format('over')}\}}|\A{_UPPER.format('over')}\Z"), _as_frac),
+    (re.compile(rf"\{{{_UPPER.format('choose')}\}}"), r"\\binom{\1}{\2}"),
     (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
     (re.compile(r"(?<![\w)}])\+\s*\\infty(?![A-Za-z])"), r"\\infty"),
     (re.compile("<="), r"\\le "),
@@ -161,23 +170,29 @@ _WRITE: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\{,\}"), ","),
     (
-        re.compile(
-            r"(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z]))(?:\s*[CF](?![A-Za-z]))?"
-        ),
+        re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])"),
         r"\\text{degrees}",
     ),
+    (re.compile(r"(?<=\\text\{degrees\})\s*([CF])(?![A-Za-z])"), r"\\text{\1}"),
     (re.compile(r"\\sqrt\s*\(([^(){}]*)\)"), r"\\sqrt{\1}"),
     (re.compile(r"\\sqrt\s*(\d)(?!\d)"), r"\\sqrt{\1}"),
 )
-_TEXT = re.compile(
+_TEXT_COMMAND = (
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mathtt|operatorname|boldsymbol|"
-    r"texttt|emph|mbox|hbox)\s*\{([^{}]*)\}"
+    r"texttt|emph|mbox|hbox|bf|rm|it|underline)\s*\{"
 )
+_TEXT = re.compile(_TEXT_COMMAND + r"([^{}]*)\}")
+_TEXT_IN_TEXT = re.compile(_TEXT_COMMAND + r"\s*(\\text\{[^{}]*\})\s*\}")
+_WORDS = re.compile(r"\([A-Ja-j]\)|[A-Za-z]{2}[A-Za-z' .,-]*")
+_FACE = re.compile(r"\\(?:bf|rm|it|underline)(?![A-Za-z])")
 _SAYS = re.compile(
     r"(?:the\s+)?(?:final\s+)?answer(?:\s+is\b|\s*[:=])|\bis\s+the\s+(?:final\s+)?answer", re.IGNORECASE
 )
 _LABEL = re.compile(
-    r"\A\s*\\text\{(?![^{}]*\b(?:not|least|most|about|approximately|nearly|than)\b)"
+    r"\A\s*\\text\{(?![^{}]*\b(?:not|\w+n['’]t|never|least|most|about|approximately|nearly|than|twice)\b)"
+    r"(?![^{}]*\b(?:wrong|incorrect|false|half|double|triple|negative)(?:\s*[:,]|\s+(?:is|of|the|that|it)\b))"
+    r"(?![^{}]*\bno\s*[:,])"
+    r"(?!\s*(?:the\s+|its\s+)?square(?:\s+is\b|\s*:))"
     r"(?:[^{}]*(?::|\bis|\bare|\bequals)|(?:so|thus|hence|therefore)\s*,?)\}",
     re.IGNORECASE,
 )
@@ -198,7 +213,9 @@ def plain(latex: str) -> str:
     text = unicodedata.normalize("NFKC", latex.translate(_SYMBOL)).translate(_SYMBOL)
     for pattern, instead in _WRITE:
         text = pattern.sub(instead, text)
-    text = _TEXT.sub(_unpack, _TEXT.sub(_unpack, text))  # twice: one may stand in another
+    text = _TEXT_IN_TEXT.sub(r"\1", _TEXT.sub(_unpack, text))
+    text = _TEXT.sub(_unpack, text)  # again, for what stood around another
+    text = _FACE.sub("", text)
     text = _TEXTS.sub(r"\\text{\1 \2}", text)
     text = _LABEL.sub("", _SAYS.sub("", text))
     text = _MONEY.sub("", text).strip()
@@ -211,4 +228,8 @@ def _unpack(found: re.Match[str]) -> str:
     words = _SAYS.sub("", found[1]).strip()
     if not words:
         return " "
-    return words if re.search(r"[\d\\]|\A[-+%?]+\Z", words) else f"\\text{{{words}}}"
+    is_formula = found[0].startswith(("\\bf", "\\it", "\\underline")) and not _WORDS.fullmatch(words)
+    if not is_formula and not re.search(r"[\d\\]|\A[-+%?]+\Z", words):
+        return f"\\text{{{words}}}"
+    is_argument = found.string.endswith(("^", "_", "\\frac"), 0, found.start())
+    return f"{{{words}}}" if is_argument else words

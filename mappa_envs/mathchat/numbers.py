@@ -35,7 +35,8 @@ _SIZES = {
     "mass": "mg milligram/g gram/kg kilogram/oz ounce/lb pound",
     "volume": "mL ml milliliter millilitre/L liter litre/gallon",
     "money": "dollar USD/cent",
-    "": "degree deg/rad radian/unit/people/person/way/point/pair/solution/mph",
+    "angle": "degree deg/rad radian",
+    "": "unit/people/person/way/point/pair/solution",
 }
 UNITS = {
     word + plural: (kind, group.split()[0])
@@ -45,14 +46,24 @@ UNITS = {
     for plural in ("", "s")
 }
 """Words after a number that do not change it → what they measure, and in what size."""
+UNITS["mph"] = ("length/time", "mi/h")
+UNITS.update(
+    (f"{degree} {scale}", ("temperature", scale[0]))
+    for degree in ("degree", "degrees", "deg")
+    for scale in ("C", "F", "Celsius", "Fahrenheit")
+)
 
 _NO_UNIT, _PERCENT = ("", ""), ("", "percent")
 _NOT_UNITS = re.compile(
-    r"\b(?:or|and|not|maybe|either|thousand|million|billion|trillion|hundred|dozen|half|mod|modulo|base|if|"
-    r"am|pm|a\.m|p\.m|more|less|than|over|plus|minus|times|about|approximately|roughly|nearly|almost|around|at|"
-    r"unless|except|squared|cubed|factorial|choose|i|pi|e|alpha|beta|gamma|delta|theta|lambda|sigma|omega|infinity|"
+    r"\b(?:or|and|not|cannot|never|without|\w+n['’]t|maybe|either|(?:thousand|million|billion|trillion|hundred|"
+    r"dozen)s?|half|halves|halved|doubled|tripled|twice|(?<!-)zero|mod|modulo|base|if|"
+    r"am|pm|a\.m|p\.m|more|less|than|over|above|below|plus|minus|times|divided|multiplied|raised|reduced|"
+    r"increased|decreased|about|approximately|roughly|nearly|almost|around|at|"
+    r"unless|except|squared|cubed|factorial|choose|i|pi|e|alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|"
+    r"(?:var)?theta|iota|kappa|lambda|mu|nu|xi|omicron|rho|sigma|tau|upsilon|(?:var)?phi|chi|omega|infinity|"
     r"sqrt|root|log|ln|exp|sin|cos|tan|is|are|was|were|wrong|incorrect|false|probably|possibly|perhaps|likely|guess|"
-    r"unsure|percentage|thirds?|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?|score|gross)\b",
+    r"unsure|percentage|thirds?|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|twentie|hundred|thousand|million)ths?|"
+    r"score|gross)\b|\b(?:negative|binary|octal|hexadecimal|reciprocal|inverse|double|triple)\Z",
     re.IGNORECASE,
 )
 _POWER_OF_UNIT = r"(?:\^\{?[23]\}?)?"
@@ -119,18 +130,24 @@ def _without_unit(text: str) -> tuple[str, tuple[str, str]]:
         if words in ("percent", "per cent", "percents"):
             return found[1], _PERCENT
         if not _NOT_UNITS.search(words):
-            return found[1].strip(), UNITS.get(words, _NO_UNIT)
+            return found[1].strip(), unit_of(words) or _NO_UNIT
     elif found := _BARE_TAIL.fullmatch(text):
         words = re.sub(r"\s+", " ", found[2])
         if words == "percent":
             return found[1], _PERCENT
-        last = words.rpartition(" ")[2]
-        above, _, below = last.partition("/")
-        if above in UNITS and below in ("", *UNITS):
-            return found[1].strip(), UNITS.get(last, _NO_UNIT)
+        if unit := unit_of(words):
+            return found[1].strip(), unit
     if (found := _BARE_WORDS.fullmatch(text)) and not _NOT_UNITS.search(found[2]):
-        return found[1].strip(), UNITS.get(found[2], _NO_UNIT)
+        return found[1].strip(), unit_of(found[2]) or _NO_UNIT
     return text, _NO_UNIT
+
+
+def unit_of(words: str) -> tuple[str, str] | None:
+    """What `square cm`, `m/s` or `miles per hour` measures, and in what size; None for other words."""
+    words = re.sub(r"\A(?:square|cubic|sq\.?)\s+", "", " ".join(words.split()))
+    parts = [UNITS.get(part) for part in re.split(r" ?/ ?| per ", words)]
+    kinds, sizes = [part[0] for part in parts if part], [part[1] for part in parts if part]
+    return ("/".join(kinds), "/".join(sizes)) if None not in parts and len(parts) <= 2 else None
 
 
 def without_bare_unit(text: str) -> str:

@@ -80,12 +80,18 @@ def _differ(wanted: Sequence[Any], given: Sequence[Any]) -> bool:
         return False
     if not all(isinstance(x, sympy.Expr) and x.is_number for x in (wanted[0], given[0])):
         return False
-    # A decimal alone is what it says: 6.283185307179586 is not 2 pi.
-    left, right = (sympy.Rational(str(x)) if x.is_Float else x for x in (wanted[0], given[0]))
+    left, right = _decimal_as_fraction(wanted[0]), _decimal_as_fraction(given[0])
     gap = abs(sympy.N(left - right, DIGITS, maxn=400))
     scale = max(abs(sympy.N(left, DIGITS)), abs(sympy.N(right, DIGITS)))
     tolerance = _FLOAT if (left.has(sympy.Float) or right.has(sympy.Float)) else _EXACT
     return bool(gap > tolerance * scale)
+
+
+def _decimal_as_fraction(number: sympy.Expr) -> sympy.Expr:
+    """A decimal alone is what it says: 6.283185307179586 is not 2 pi."""
+    # Turned round, because a negative one may come as a product that is not worked out.
+    opposite = -number
+    return -sympy.Rational(str(opposite)) if opposite.is_Float else number
 
 
 # Parsers and sympy's tables are built on first use: here, so that no copy has to do it again.

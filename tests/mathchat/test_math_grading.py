@@ -19,7 +19,7 @@ from mappa_envs.child import HelperPool
 from mappa_envs.errors import SandboxError
 from mappa_envs.mathchat import grade, grading
 from mappa_envs.mathchat.grading import judge, judge_apart, read_golds
-from mappa_envs.mathchat.latex import find_answer
+from mappa_envs.mathchat.latex import find_answer, plain
 
 MORE_CASES = Path(__file__).parents[3] / "shared" / "cases" / "math_grading.jsonl"
 LIMIT_S = 2.0
@@ -155,6 +155,8 @@ def test_a_long_message_is_read_in_linear_time() -> None:
         assert not grade(unit * (200_000 // len(unit)), "17")
     for unit in (" ", "(", "\n-", "\\text{", "or "):
         assert not grade("\\boxed{1}" + unit * (200_000 // len(unit)) + "x\\boxed{2}", "17")
+    for unit in ("\\", " ", "{", "1\\over ", "{1\\choose ", "\\text{", "\\text{n ", "\\underline{\\text{"):
+        assert plain(unit * (100_000 // len(unit)) + "x}")
     assert time.monotonic() - start < 5 * LIMIT_S
 
 
