@@ -118,7 +118,7 @@ print(json.dumps(dict(
 )))
 """
     )
-    ids = range(10_000, 10_256)
+    ids = AGENT_IDS
     assert found["users"][0][:3] == ["root", 0, 0]
     assert found["users"][1:] == [["agent", number, number, "/workspace", "/bin/false"] for number in ids]
     assert found["groups"] == [["root", 0], *(["agent", number] for number in ids)]
