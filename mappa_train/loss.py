@@ -19,8 +19,8 @@ from mappa_train.algorithms import Algorithm
 from mappa_train.packing import Pack
 from mappa_train.policies import hidden_states
 
-LOGIT_CHUNK = 256
-"""Tokens whose logits exist at once: [256, vocabulary] floats."""
+LOGIT_CHUNK = 128
+"""Tokens whose logits exist at once: [128, vocabulary] floats."""
 MAX_IMPORTANCE = 2.0
 
 

@@ -145,7 +145,7 @@ def memory_plan(
         parts = [replace(part, num_bytes=part.num_bytes / config.learners_per_agent) for part in parts]
         if config.policy == "full" and not config.num_rollout_workers:
             parts.append(Part(name="sampler", num_bytes=4.0 * shape.num_parameters * num_agents))
-    answers = min(256, config.token_budget // 4)  # a quarter of a micro-batch; logits of 256 at once at most
+    answers = min(128, config.token_budget // 4)  # a quarter of a micro-batch; logits of 128 at once at most
     parts += [
         Part(name="activations", num_bytes=activations(config, shape), when="update"),
         Part(name="logits", num_bytes=float(answers * shape.vocabulary * LOGIT_COPIES), when="update"),
