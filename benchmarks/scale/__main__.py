@@ -58,7 +58,7 @@ class Size:
 
 SIZES = {
     "smoke": Size(workers=(1, 2), steps=2, episodes_per_worker=8, speed=20.0),
-    "quick": Size(workers=(1, 64), steps=2, episodes_per_worker=64, speed=1.0),
+    "quick": Size(workers=(1, 64), steps=2, episodes_per_worker=48, speed=1.0),
     "full": Size(workers=(1, 2, 4, 8, 16, 32, 64), steps=4, episodes_per_worker=80, speed=1.0),
 }
 
