@@ -31,9 +31,9 @@ MAX_SHARING, LOOK_FACTOR = 16, 20
 """A run whose processes seem to hold this many times its memory is stopped without an exact look; after a
 look comes a pause of this many times its length."""
 
-EARLY_S, GRACE_S = 0.002, 5.0
-"""How long we look at a worker that said that it ends; and how long it may take where others need the
-processor, before it is killed."""
+EARLY_S, LOOK_S, GRACE_S = 0.002, 2e-5, 5.0
+"""How long, and how often, we look at a worker that said that it ends; and how long it may take where others
+need the processor, before it is killed."""
 
 REHEARSAL = 0
 """The number of a run that nobody asked for, and nobody is told of: the owner's numbers begin with 1."""
@@ -333,7 +333,8 @@ class Zygote:
             if time.monotonic() > until:
                 step.deadline = min(step.deadline, until + GRACE_S)
                 return
-            os.sched_yield()
+            # To yield is not enough: on the same core the kernel may take up to 2 ms to let the worker go on.
+            time.sleep(LOOK_S)
         if word.isdigit() and self.is_alone(step) and self.is_alone(step):
             step.status = int(word[:3]) & 255
             self.answer(step)
