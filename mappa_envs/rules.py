@@ -36,6 +36,8 @@ class Rules:
                 raise ConfigError(f"max_actions of {role.name} must be at least 1, got {role.max_actions}")
         if self.max_turns < 1:
             raise ConfigError(f"max_turns must be at least 1, got {self.max_turns}")
+        if self.time_limit_s is not None and not self.time_limit_s > 0:
+            raise ConfigError(f"time_limit_s must be more than 0, or None, got {self.time_limit_s}")
         check_choice("visibility", self.visibility, get_args(Visibility))
         check_choice("handover", self.handover, get_args(Handover))
         check_choice("ground_truth", self.ground_truth, get_args(GroundTruth))

@@ -69,7 +69,7 @@ class Workspace(ABC):
         """The content of one regular file, never through a link.
 
         Raises `FileNotFoundError` if there is none, `ValueError` if it is a link, a folder, a pipe
-        or larger than `max_bytes`.
+        or larger than `max_bytes`, `SandboxError` only when the sandbox itself failed.
         """
 
     @abstractmethod

@@ -34,10 +34,11 @@ CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER")
 OWNER_LABEL = "mappa.sandbox.owner"
 BUNDLE = (
     "types.py", "errors.py", "sandbox/base.py", "sandbox/copying.py", "sandbox/engine.py", "sandbox/link.py",
-    "sandbox/output.py", "sandbox/trail.py", "sandbox/relay.py", "sandbox/inside/__init__.py",
-    "sandbox/inside/blocks.py", "sandbox/inside/isolation.py", "sandbox/inside/linux.py",
-    "sandbox/inside/pages.py", "sandbox/inside/seccomp.py", "sandbox/inside/start.py",
-    "sandbox/inside/watchdog.py", "sandbox/inside/worker.py", "sandbox/inside/zygote.py",
+    "sandbox/output.py", "sandbox/trail.py", "sandbox/relay.py", "sandbox/waiting.py",
+    "sandbox/inside/__init__.py", "sandbox/inside/blocks.py", "sandbox/inside/isolation.py",
+    "sandbox/inside/linux.py", "sandbox/inside/pages.py", "sandbox/inside/seccomp.py",
+    "sandbox/inside/start.py", "sandbox/inside/watchdog.py", "sandbox/inside/worker.py",
+    "sandbox/inside/zygote.py",
 )  # fmt: skip
 """What the container runs of this package, besides empty `__init__` files."""
 
@@ -71,6 +72,8 @@ class Container:
         self.alive = False
         self.docker: Any = None
         """The `docker` package's object for it."""
+        self._client: Any = None
+        self._attached: Any = None
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
@@ -87,9 +90,9 @@ class Container:
         """Raises `SandboxUnavailable`, with what to do, where there is no daemon or no such image."""
         await asyncio.to_thread(self._create, image, limits, shared)
         self.alive = True
-        threading.Thread(target=self._receive, name="mappa-docker-receive", daemon=True).start()
         self._watching = self._loop.create_task(self._watch_silence())
         try:
+            threading.Thread(target=self._receive, name="mappa-docker-receive", daemon=True).start()
             sent = json.dumps({"files": _bundle(), "config": config}).encode()
             await self._send(len(sent).to_bytes(4, "big") + sent)
             first = await asyncio.wait_for(self._started, START_TIMEOUT_S)
@@ -109,26 +112,33 @@ class Container:
             )
 
     def _create(self, image: str, limits: Limits, shared: Mapping[Path, str]) -> None:
-        client = connect()
+        client = self._client = connect()
         import docker
+        import requests
 
-        sweep(client)
-        options = _options(client.info(), limits, shared)
+        foreign = (docker.errors.DockerException, requests.RequestException)
         try:
-            self.docker = client.containers.create(image, **options)
-        except docker.errors.ImageNotFound:
-            raise SandboxUnavailable(
-                f"Docker has no image {image!r}: correct the name, or build it:"
-                f" python -m mappa_envs build-image{'' if image == DEFAULT_IMAGE else f' --tag {image}'}"
-                " (with --offline where no registry can be reached)"
-            ) from None
-        with boundary(SandboxError, "starting the container", docker.errors.DockerException):
-            self._attached = self.docker.attach_socket(
-                params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-            )
-            self._socket: socket.socket = getattr(self._attached, "_sock", self._attached)
-            self._socket.settimeout(None)
-            self.docker.start()
+            with boundary(SandboxError, "starting the container", *foreign):
+                sweep(client)
+                options = _options(client.info(), limits, shared)
+                try:
+                    self.docker = client.containers.create(image, **options)
+                except docker.errors.ImageNotFound:
+                    raise SandboxUnavailable(
+                        f"Docker has no image {image!r}: correct the name, or build it: python -m mappa_envs"
+                        f" build-image{'' if image == DEFAULT_IMAGE else f' --tag {image}'}"
+                        " (with --offline where no registry can be reached)"
+                    ) from None
+                self._attach_and_start()
+        except BaseException:
+            self._remove()  # one that never ran stays for ever
+            raise
+
+    def _attach_and_start(self) -> None:
+        self._attached = self.docker.attach_socket(params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+        self._socket: socket.socket = getattr(self._attached, "_sock", self._attached)
+        self._socket.settimeout(None)
+        self.docker.start()
 
     async def ask(self, request: dict[str, Any], blob: bytes = b"") -> tuple[Any, bytes]:
         """The value and the blob of the answer. Raises what was raised in there, `SandboxError` if it is
@@ -144,7 +154,7 @@ class Container:
             await self._send(pack({**request, "id": number}, blob))
             answer, content = await asyncio.shield(future)
         except asyncio.CancelledError:
-            if self.alive:
+            with contextlib.suppress(SandboxError):  # it died, and the work with it
                 await self._send(pack({"op": "cancel", "id": number}))
                 await asyncio.wait([future], timeout=REPLY_TIMEOUT_S)
             raise
@@ -215,13 +225,15 @@ class Container:
         await self._cleaning
 
     def _remove(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._attached.close()
-        self._socket.close()  # what attach_socket gave is only one holder of it
+        if self._attached is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._attached.close()
+            self._socket.close()  # what attach_socket gave is only one holder of it
         self._sender.shutdown(wait=False)
-        remove(self.docker)
-        self.docker.client.close()
+        if self.docker is not None:
+            remove(self.docker)
+        self._client.close()
 
 
 class _Demultiplexer:

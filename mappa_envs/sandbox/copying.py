@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from mappa_envs.errors import ConfigError, DataError, boundary
+from mappa_envs.errors import ConfigError, DataError, SandboxError, boundary
+
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What keeps a file from being opened that is nobody's fault who made it."""
 
 
 def relative_path(name: str) -> str:
@@ -46,11 +50,15 @@ def _copy_file(source: Path, fd: int) -> None:
             pass
 
 
-def memory_file(data: bytes) -> int:
-    """A descriptor from which `data` can be read."""
+@contextlib.contextmanager
+def memory_file(data: bytes) -> Iterator[int]:
+    """A descriptor from which `data` can be read, closed afterwards."""
     fd = os.memfd_create("code")
-    _copy_bytes(data, fd)
-    return fd
+    try:
+        _copy_bytes(data, fd)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def read_file(path: str, max_bytes: int, open_it: Callable[[], int]) -> bytes:
@@ -60,6 +68,8 @@ def read_file(path: str, max_bytes: int, open_it: Callable[[], int]) -> bytes:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise FileNotFoundError(errno.ENOENT, "no such file in the workspace", path) from None
+        if error.errno in SHORTAGES:
+            raise SandboxError(f"reading {path!r}: {os.strerror(error.errno or 0)}") from None
         raise ValueError(f"{path!r} cannot be read: {os.strerror(error.errno or 0)}") from None
     try:
         found = os.fstat(fd)

@@ -8,6 +8,7 @@ keeps six capabilities, workers none; each workspace is a tmpfs of its own that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -130,7 +131,8 @@ class _DockerWorkspace(Workspace):
         if not self.closed:
             self.closed = True
             if self._container.alive:
-                await self._container.ask({"op": "close", "workspace": self._number})
+                with contextlib.suppress(SandboxError):  # it is gone, and the workspace with it
+                    await self._container.ask({"op": "close", "workspace": self._number})
 
 
 def _read_all(files: Mapping[str, Path | bytes]) -> dict[str, bytes]:

@@ -13,8 +13,13 @@ from mappa_envs.sandbox.auto import ORDER
 _CHECKS = {
     "host files": """
 import os
-paths = ('/etc/shadow', '/root', '/var/run/docker.sock', '/proc/1/environ')
-report(not any(os.access(path, os.R_OK) for path in paths))
+def opens(path):
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
+report(not any(map(opens, ('/etc/shadow', '/root', '/var/run/docker.sock', '/proc/1/environ'))))
 """,
     "network": """
 import socket

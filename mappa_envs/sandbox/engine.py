@@ -16,14 +16,15 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mappa_envs.errors import ConfigError, SandboxError
+from mappa_envs.errors import ConfigError, SandboxError, boundary
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 from mappa_envs.sandbox.copying import copy_all, memory_file, read_file, relative_path
 from mappa_envs.sandbox.inside import linux
 from mappa_envs.sandbox.inside.isolation import SHARED
 from mappa_envs.sandbox.link import MAX_FDS, REPLY_TIMEOUT_S, Answer, Zygote
 from mappa_envs.sandbox.output import MAX_REPORT_BYTES, OUTPUT_FACTOR, Death, RunOutput
-from mappa_envs.sandbox.trail import Snapshot, compare, take_snapshot, wipe
+from mappa_envs.sandbox.trail import Snapshot, compare, list_files, look_into, take_snapshot, wipe
+from mappa_envs.sandbox.waiting import in_thread, outlast
 from mappa_envs.types import ToolResult
 
 MAX_CLAIM_BYTES = 4096
@@ -80,12 +81,17 @@ class Engine(Sandbox):
             # The root folder takes one.
             "num_inodes": limits.workspace_files + 1,
         }
-        # A number that cannot be opened is not tried again.
-        _, folders = await zygote.request("open", fields, num_fds=zygote.num_folders)
+        try:
+            _, folders = await zygote.request("open", fields, num_fds=zygote.num_folders)
+        except SandboxError:
+            # It may be there all the same, where this process had no room for its descriptors.
+            await self.remove(zygote, number)
+            raise
         workspace = EngineWorkspace(self, zygote, number, folders)
         self._workspaces.add(workspace)
         try:
-            await workspace.fill(contents)
+            with boundary(SandboxError, "filling a workspace", OSError):
+                await workspace.fill(contents)
         except BaseException:
             await workspace.close()
             raise
@@ -95,7 +101,8 @@ class Engine(Sandbox):
         """The zygote, started where there is none that lives."""
         async with self._starting:
             if self.zygote is None or not self.zygote.alive:
-                self.zygote = await self._launch()
+                with boundary(SandboxError, "starting the sandbox process", OSError):
+                    self.zygote = await self._launch()
                 self._free_numbers, self._num_used = [], 0
             return self.zygote
 
@@ -111,17 +118,23 @@ class Engine(Sandbox):
         """It is being closed."""
         self._workspaces.discard(workspace)
 
-    def free(self, zygote: Zygote, number: int) -> None:
-        """A closed workspace's number may be used again."""
-        if zygote is self.zygote:
-            self._free_numbers.append(number)
+    async def remove(self, zygote: Zygote, number: int) -> None:
+        """Delete a workspace; its number may be used again. Where this fails, the zygote has died, or the
+        place is not clean: nobody gets it again."""
+        if zygote.alive:
+            with contextlib.suppress(SandboxError):
+                await zygote.request("close", {"workspace": number})
+                if zygote is self.zygote:
+                    self._free_numbers.append(number)
 
     async def close(self) -> None:
         async with self._starting:
-            await asyncio.gather(*(workspace.close() for workspace in list(self._workspaces)))
-            if self.zygote is not None:
-                self.zygote.abort("closed")
-                self.zygote = None
+            try:
+                await asyncio.gather(*(workspace.close() for workspace in list(self._workspaces)))
+            finally:
+                if self.zygote is not None:
+                    self.zygote.abort("closed")
+                    self.zygote = None
 
 
 class EngineWorkspace(Workspace):
@@ -136,20 +149,23 @@ class EngineWorkspace(Workspace):
         self._scratch_fds = folders[1:]
         self._busy = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing: asyncio.Task[None] | None = None
         self._shown: dict[str, Path] = {}
         self._before = Snapshot()
 
     async def run(self, blocks: str | Sequence[str]) -> ToolResult:
         sources = [blocks] if isinstance(blocks, str) else list(blocks)
-        with self._tracked():
+        with self._tracked(), boundary(SandboxError, "running code", OSError):
             return await self._run(sources)
 
     async def inspect(self, script: str, *, time_s: float = 20.0) -> Any:
-        with self._tracked():
+        with self._tracked(), boundary(SandboxError, "inspecting", OSError):
             return await self._inspect(script, time_s)
 
     async def read(self, path: str, max_bytes: int) -> bytes:
-        return await asyncio.to_thread(self._read, path, max_bytes)
+        self._check_open()
+        with self._tracked():
+            return await in_thread(self._read, path, max_bytes)
 
     @contextlib.contextmanager
     def _tracked(self) -> Iterator[None]:
@@ -178,29 +194,31 @@ class EngineWorkspace(Workspace):
             some = names[start : start + _FILES_PER_REQUEST]
             fields = {"workspace": self._number, "names": some}
             _, fds = await self._zygote.request("create", fields, num_fds=len(some))
-            await asyncio.to_thread(copy_all, [files[name] for name in some], fds)
+            await in_thread(copy_all, [files[name] for name in some], fds)
         if files:
-            self._before = await asyncio.to_thread(take_snapshot, self._root_fd)
+            self._before = await in_thread(take_snapshot, self._root_fd)
 
     async def close(self) -> None:
-        if self.closed:
-            return
         self.closed = True
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        # To its end, whoever stops waiting for it: half of it done, nobody could do the rest.
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._scratch_fds:
-            for fd in (self._root_fd, *self._scratch_fds):
-                await asyncio.to_thread(wipe, fd)
-        for fd in (self._root_fd, *self._scratch_fds):
-            os.close(fd)
-        self._engine.forget(self)
-        if self._zygote.alive:
-            # Where this fails, the zygote has died, or the place is not clean: nobody gets it again.
-            with contextlib.suppress(SandboxError):
-                await self._zygote.request("close", {"workspace": self._number})
-                self._engine.free(self._zygote, self._number)
+        folders = (self._root_fd, *self._scratch_fds)
+        try:
+            for fd in folders if self._scratch_fds else ():
+                await in_thread(wipe, fd)
+        finally:
+            for fd in folders:
+                os.close(fd)
+            self._engine.forget(self)
+        await self._engine.remove(self._zygote, self._number)
 
     async def _run(self, blocks: list[str]) -> ToolResult:
         async with self._busy, self._engine.turns:
@@ -220,10 +238,14 @@ class EngineWorkspace(Workspace):
             )
 
     async def _snapshot(self) -> Snapshot:
-        """Here where there was little: the way to another thread and back would take longer."""
-        if len(self._before.entries) <= _FEW_FILES and self._before.num_bytes <= _FEW_BYTES:
-            return take_snapshot(self._root_fd)
-        return await asyncio.to_thread(take_snapshot, self._root_fd)
+        """Here where there is little: the way to another thread and back would take longer."""
+        space = os.statvfs(self._root_fd)
+        if space.f_files - space.f_ffree <= _FEW_FILES:
+            files = list_files(self._root_fd)
+            # As they pretend to be: what they take says nothing of how long reading sparse ones does.
+            if sum(entry.size for entry in files.values()) <= _FEW_BYTES:
+                return look_into(self._root_fd, files)
+        return await in_thread(take_snapshot, self._root_fd)
 
     async def _inspect(self, script: str, time_s: float) -> Any:
         async with self._busy, self._engine.turns:
@@ -248,21 +270,20 @@ class EngineWorkspace(Workspace):
         loop = asyncio.get_running_loop()
         most = limits.output_bytes * OUTPUT_FACTOR
         output = RunOutput(limits.output_bytes, most, max_report_bytes, flood)
-        code_fd = memory_file(json.dumps({"blocks": blocks, "trusted": trusted}).encode())
         try:
-            fields = self._run_request(time_s, read_only=trusted)
-            number, answer = await self._zygote.send("run", fields, [code_fd, *output.write_fds])
+            with memory_file(json.dumps({"blocks": blocks, "trusted": trusted}).encode()) as code_fd:
+                fields = self._run_request(time_s, read_only=trusted)
+                number, answer = await self._zygote.send("run", fields, [code_fd, *output.write_fds])
             numbers.append(number)
             output.handed_over()
             reply = await self._await_death(number, answer, time_s)
             # All writers are dead: what remains is in the pipes.
             output.drain()
         finally:
-            os.close(code_fd)
             output.close()
             for fd in self._scratch_fds:
                 if os.listdir(fd):
-                    await asyncio.to_thread(wipe, fd)
+                    await in_thread(wipe, fd)
                 else:
                     wipe(fd)  # its permissions
         return Death(
@@ -293,11 +314,16 @@ class EngineWorkspace(Workspace):
         try:
             reply, _ = await self._zygote.receive(answer, time_s + REPLY_TIMEOUT_S)
         except asyncio.CancelledError:
-            if self._zygote.alive:
-                await self._kill([number], None)
-                await asyncio.wait([answer], timeout=REPLY_TIMEOUT_S)
+            # Who gives up closes the workspace next, which cancels once more.
+            await outlast(asyncio.get_running_loop().create_task(self._end(number, answer)))
             raise
         return reply
+
+    async def _end(self, number: int, answer: asyncio.Future[Answer]) -> None:
+        """Nothing of the run lives any more, or the zygote does not."""
+        with contextlib.suppress(SandboxError):
+            await self._kill([number], None)
+            await self._zygote.receive(answer, REPLY_TIMEOUT_S)
 
     async def _kill(self, run_number: list[int], limit: str | None) -> None:
         if run_number and self._zygote.alive:
@@ -315,9 +341,8 @@ class EngineWorkspace(Workspace):
         return "disk" if full else None
 
     def _read(self, path: str, max_bytes: int) -> bytes:
-        self._check_open()
-        if "\0" in path:
-            raise ValueError(f"{path!r} cannot be read: it holds a NUL")
+        if "\0" in path or not _is_encodable(path):
+            raise ValueError(f"{path!r} cannot be read: no file has such a name")
         return read_file(path, max_bytes, lambda: self._open(path))
 
     def _open(self, path: str) -> int:
@@ -342,6 +367,14 @@ def number_files(files: Sequence[Path]) -> dict[Path, str]:
     """Each existing file that everybody may read → its path inside; others are copied like any file."""
     able = [path for path in dict.fromkeys(files) if path.is_file() and path.stat().st_mode & stat.S_IROTH]
     return {path: f"{SHARED}/{number}" for number, path in enumerate(able)}
+
+
+def _is_encodable(path: str) -> bool:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_name(name: str) -> str:

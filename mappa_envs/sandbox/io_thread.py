@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from mappa_envs.blocking import end_tasks
-from mappa_envs.errors import SandboxError
+from mappa_envs.blocking import end_tasks, settle
+from mappa_envs.errors import SandboxError, boundary
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 from mappa_envs.types import ToolResult
 
@@ -35,15 +35,9 @@ class IoThread:
         """Run `function()` over there and wait for it here; cancelling here cancels there.
 
         Raises `SandboxError` in a forked copy of the process that made this object, and where the sandbox
-        is closed, before or meanwhile.
+        or the workspace is closed, before or meanwhile.
         """
-        try:
-            return await asyncio.wrap_future(self.submit(function))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise SandboxError("this sandbox was closed") from None  # nobody cancelled us
+        return await _result(asyncio.wrap_future(self.submit(function)))
 
     def submit(self, function: Callable[[], Awaitable[T]], *, last: bool = False) -> Future[T]:
         """The first half of `call`."""
@@ -58,16 +52,21 @@ class IoThread:
         with self._lock:
             if self.closing and not last:
                 raise SandboxError("this sandbox is closed: open another one")
-            return asyncio.run_coroutine_threadsafe(run(), self._running_loop())
+            loop = self._running_loop()
+            return asyncio.run_coroutine_threadsafe(run(), loop)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            # A daemon, so that a sandbox left open does not keep the interpreter from ending.
-            self._thread = threading.Thread(
-                target=_serve, args=(self._loop,), name="mappa-sandbox", daemon=True
-            )
-            self._thread.start()
+            with boundary(SandboxError, "starting the sandbox's thread", OSError, RuntimeError):
+                loop = asyncio.new_event_loop()
+                # A daemon, so that a sandbox left open does not keep the interpreter from ending.
+                thread = threading.Thread(target=_serve, args=(loop,), name="mappa-sandbox", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    loop.close()
+                    raise
+            self._loop, self._thread = loop, thread
         return self._loop
 
     def stop(self) -> None:
@@ -87,6 +86,24 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
+async def _result(work: asyncio.Future[T]) -> T:
+    """Raises `SandboxError` where it was cancelled, but not by who waits for it."""
+    try:
+        return await work
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise SandboxError("the workspace, or its sandbox, was closed meanwhile") from None
+
+
+def _to_its_end(work: Future[T]) -> asyncio.Future[T]:
+    """To wait for it here; who stops waiting does not stop the work."""
+    told: Future[T] = Future()
+    work.add_done_callback(lambda done: settle(told, done.result))
+    return asyncio.wrap_future(told)
+
+
 class ThreadedSandbox(Sandbox, Generic[S]):
     """Runs a loop-bound sandbox (`inner`) in a thread of its own."""
 
@@ -99,16 +116,11 @@ class ThreadedSandbox(Sandbox, Generic[S]):
     async def open(self, files: Mapping[str, Path | bytes] | None = None) -> Workspace:
         opening = self._thread.submit(lambda: self.inner.open(files))
         try:
-            # Half an open workspace is hard to undo, a whole one easy: when cancelled, the work goes on.
-            here = asyncio.wrap_future(opening)
-            here.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait
-            workspace = await asyncio.shield(here)
+            # Half an open workspace is hard to undo, a whole one easy.
+            workspace = await _result(_to_its_end(opening))
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                opening.add_done_callback(self._discard)
-                raise
-            raise SandboxError("this sandbox was closed") from None
+            opening.add_done_callback(self._discard)
+            raise
         return _ThreadedWorkspace(workspace, self._thread)
 
     def _discard(self, opening: Future[Workspace]) -> None:
@@ -122,7 +134,7 @@ class ThreadedSandbox(Sandbox, Generic[S]):
             # From here on no call is taken, so nothing starts that would outlive this.
             self._thread.closing = True
             self._closed = self._thread.submit(self.inner.close, last=True)
-        await asyncio.shield(asyncio.wrap_future(self._closed))
+        await _to_its_end(self._closed)
         self._thread.stop()
 
 
@@ -141,6 +153,6 @@ class _ThreadedWorkspace(Workspace):
         return await self._thread.call(lambda: self._inner.read(path, max_bytes))
 
     async def close(self) -> None:
-        if not (self.closed or self._inner.closed or self._thread.closing):
-            await self._thread.call(self._inner.close)
-        self.closed = True
+        already, self.closed = self.closed, True
+        if not (already or self._thread.closing):
+            await _result(_to_its_end(self._thread.submit(self._inner.close)))

@@ -46,8 +46,7 @@ class Zygote:
         self.ended: asyncio.Future[None] = loop.create_future()
         """Done once it is dead."""
         self._sending = asyncio.Lock()
-        self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setblocking(False)
+        self._socket: socket.socket
         self._process: subprocess.Popen[bytes] | None = None
         self.alive = False
 
@@ -56,11 +55,17 @@ class Zygote:
 
         Raises `ZygoteFailed` with the zygote's own word, `SandboxError` when it says nothing.
         """
-        loop = asyncio.get_running_loop()
-        self._process = spawn(self._theirs.fileno())
-        self._theirs.close()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._process = spawn(theirs.fileno())
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+        self._socket.setblocking(False)
         self.alive = True
-        loop.add_reader(self._socket.fileno(), self._read)
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read)
         try:
             first = await asyncio.wait_for(asyncio.shield(self._started), START_TIMEOUT_S)
         except TimeoutError:

@@ -104,7 +104,10 @@ def _spawn(rootfs: Rootfs, control_fd: int) -> subprocess.Popen[bytes]:
 
 
 def pick_uid_base() -> int | None:
-    """For root: the first of a range of host uids that belong to nobody. None: use one's own uid."""
+    """For root: the first of a range of host uids that belong to nobody. None: use one's own uid.
+
+    Raises `SandboxUnavailable` where that is the host's root, to whom its kernel's settings belong.
+    """
     if os.geteuid() != 0:
         return None
     with open("/proc/self/uid_map", encoding="ascii") as file:
@@ -112,6 +115,11 @@ def pick_uid_base() -> int | None:
     for base in _UID_BASES:
         if any(start <= base and base + NUM_UIDS <= start + count for start, _, count in ranges):
             return base
+    if os.stat("/proc/sys/kernel").st_uid == 0:  # 65534 where the host's root is nobody here
+        raise SandboxUnavailable(
+            "no namespace sandbox here: this is the host's root, in a user namespace that lacks the user ids"
+            f" from {_UID_BASES[0]} on. Run as an ordinary user, or outside that user namespace."
+        )
     return None
 
 

@@ -139,11 +139,14 @@ class RunOutput:
         self._most, self._num_reported = most, 0
         self._max_report_bytes = max_report_bytes
         self._on_flood = on_flood
-        self._pipes = [
-            PipeReader(lambda data: self._keep(self.stdout, data)),
-            PipeReader(lambda data: self._keep(self.stderr, data)),
-            PipeReader(self._keep_report),
-        ]
+        self._pipes: list[PipeReader] = []
+        try:
+            self._pipes.append(PipeReader(lambda data: self._keep(self.stdout, data)))
+            self._pipes.append(PipeReader(lambda data: self._keep(self.stderr, data)))
+            self._pipes.append(PipeReader(self._keep_report))
+        except OSError:
+            self.close()
+            raise
 
     @property
     def write_fds(self) -> list[int]:

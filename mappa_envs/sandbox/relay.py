@@ -108,7 +108,8 @@ class Relay:
             value, content = await getattr(self, "do_" + request["op"])(request, blob)
             answer = {"id": request["id"], "value": value}
         except asyncio.CancelledError:
-            answer, content = {"id": request["id"], "error": "cancelled", "kind": "SandboxError"}, b""
+            reason = "the workspace was closed meanwhile"
+            answer, content = {"id": request["id"], "error": reason, "kind": "SandboxError"}, b""
         except Exception as error:  # noqa: BLE001 - the other side sorts them
             kind = type(error).__name__
             answer, content = {"id": request["id"], "error": str(error), "kind": kind}, b""

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from mappa_envs.sandbox.copying import SHORTAGES
 from mappa_envs.sandbox.inside import linux
 from mappa_envs.types import Change, FileRecord
 
@@ -43,17 +44,21 @@ class Snapshot:
 
     entries: dict[bytes, Entry] = field(default_factory=dict)
 
-    @property
-    def num_bytes(self) -> int:
-        """Of all files, as they pretend to be."""
-        return sum(entry.size for entry in self.entries.values())
-
 
 def take_snapshot(root_fd: int) -> Snapshot:
     """Look at every file, and into it."""
-    found = sorted(_walk(root_fd), key=lambda item: item[1].size)
+    return look_into(root_fd, list_files(root_fd))
+
+
+def list_files(root_fd: int) -> dict[bytes, Entry]:
+    """All files by path, without a look into them."""
+    return dict(_walk(root_fd))
+
+
+def look_into(root_fd: int, files: dict[bytes, Entry]) -> Snapshot:
+    """The snapshot of files that `list_files` has just found."""
     entries, budget = {}, MAX_HASHED_BYTES
-    for path, entry in found:
+    for path, entry in sorted(files.items(), key=lambda item: item[1].size):
         kind = kind_by_mode(entry.mode)
         digest = ""
         if kind is None:
@@ -71,7 +76,8 @@ def _walk(root_fd: int) -> Iterator[tuple[bytes, Entry]]:
             fd = linux.open_beneath(
                 root_fd, os.fsdecode(folder or b"."), os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
             )
-        except OSError:
+        except OSError as error:
+            _check_fault(error)
             continue  # made unreadable by its owner
         try:
             for name in map(os.fsencode, os.listdir(fd)):
@@ -87,10 +93,16 @@ def _walk(root_fd: int) -> Iterator[tuple[bytes, Entry]]:
                     path,
                     Entry(found.st_ino, found.st_size, found.st_mode, found.st_mtime_ns, found.st_ctime_ns),
                 )
-        except OSError:
-            continue
+        except OSError as error:
+            _check_fault(error)
         finally:
             os.close(fd)
+
+
+def _check_fault(error: OSError) -> None:
+    """Raise it again where it says nothing about the file: that would seem to be deleted."""
+    if error.errno in SHORTAGES:
+        raise error
 
 
 def compare(before: Snapshot, after: Snapshot) -> tuple[FileRecord, ...]:
@@ -149,7 +161,8 @@ def _look_inside(root_fd: int, path: bytes, hashed: bool) -> tuple[str, str]:
     """sha256 ("" where not `hashed` or unreadable) and kind."""
     try:
         fd = linux.open_beneath(root_fd, os.fsdecode(path), os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
+    except OSError as error:
+        _check_fault(error)
         return "", "other"
     digest = hashlib.sha256()
     with open(fd, "rb", buffering=0) as file:

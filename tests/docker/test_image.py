@@ -16,7 +16,7 @@ from mappa_envs.errors import ConfigError, SandboxUnavailable, UnavailableError
 from mappa_envs.sandbox import image_build
 from mappa_envs.sandbox.container import NUM_WORKSPACES
 from mappa_envs.sandbox.image.prepare import AGENT_IDS
-from mappa_envs.sandbox.image_build import build_image, connect
+from mappa_envs.sandbox.image_build import LABEL, build_image, connect
 from mappa_envs.sandbox.inside.isolation import FIRST_UID
 from mappa_envs.sandbox.rootfs import DISTRIBUTIONS, IMPORTS, MASKS, OPTIONAL
 
@@ -164,13 +164,16 @@ print(json.dumps(dict(
 @pytest.mark.docker
 @pytest.mark.slow
 def test_an_offline_build_leaves_one_image_and_nothing_else(docker_client: Any) -> None:
-    tag = "mappa-sandbox:of-a-test"
+    """The image that had its name before is gone."""
+    name, tag = "mappa-sandbox", "mappa-sandbox:of-a-test"
     lines: list[str] = []
     before = _tags(docker_client)
+    docker_client.api.import_image_from_data(
+        bytes(10_240), repository=name, tag=tag.partition(":")[2], changes=[f"LABEL {LABEL}=1"]
+    )
     try:
-        build_image(tag, ["pytz"], offline=True, log=lines.append)
         assert _tags(docker_client) == sorted([*before, tag])
-        build_image(tag, offline=True, log=lines.append)
+        build_image(tag, ["pytz"], offline=True, log=lines.append)
         assert _tags(docker_client) == sorted([*before, tag])
     finally:
         docker_client.images.remove(tag)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,9 +49,9 @@ OPEN: list[Sandbox] = []
 """All that `opened` keeps open."""
 
 
-def opened(kind: str, limits: Limits) -> Iterator[Sandbox]:
+def opened(kind: str, limits: Limits, shared: Sequence[Path] = ()) -> Iterator[Sandbox]:
     """A sandbox that has run something, closed at the end."""
-    sandbox = open_sandbox(kind, limits)
+    sandbox = open_sandbox(kind, limits, shared=shared)
     try:
         asyncio.run(alive(sandbox))
     except SandboxUnavailable as error:
@@ -90,7 +91,34 @@ def assert_gone(kind: str, before: Census) -> None:
     assert settle(kind, before).growth_since(before) == {}
 
 
-async def still_for(workspace: Workspace, name: str, seconds: float = 0.5) -> None:
+def in_fork(function: Callable[[], Any]) -> Any:
+    """What it returns in a fork of this process."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(theirs, pickle.dumps(function()))
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with open(ours, "rb") as file:
+        data = file.read()
+    os.waitpid(child, 0)
+    return pickle.loads(data)
+
+
+async def until_there(workspace: Workspace, name: str) -> None:
+    """A run has made this file."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await workspace.read(name, 10)
+                return
+            except FileNotFoundError:
+                await asyncio.sleep(0.01)
+
+
+async def still_for(workspace: Workspace, name: str, seconds: float = 0.3) -> None:
     """A file that something might still be writing does not change any more; nor does any other."""
     seen = await _content(workspace, name)
     end = time.monotonic() + seconds

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from mappa_envs.sandbox import Sandbox, Workspace
 from mappa_envs.sandbox.inside import watchdog
+from mappa_envs.sandbox.inside.zygote import MAX_SHARING, Step, Zygote
 from mappa_envs.types import ToolResult
 
 unharmed = pytest.mark.usefixtures("unharmed")
@@ -61,6 +64,23 @@ def test_what_is_in_the_swap_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     used = watchdog.usage({1}, lambda pid: 1, set(), workers={7})[1]
     assert used.resident_bytes == (90 - 50 + 1) + (25 + 1)
     assert used.exact_bytes(0) == 2 * 230 + 2 - 50
+
+
+def test_memory_far_beyond_the_limit_is_not_looked_at_any_closer() -> None:
+    """Nor is it let grow in the pause that an exact look is followed by."""
+    zygote, memory_bytes = Zygote.__new__(Zygote), 1000
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        step = Step(1, 0, ours, -1, -1, limits={"memory_bytes": memory_bytes}, next_look=math.inf)
+        for num_bytes, is_too_much in ((MAX_SHARING * memory_bytes, False), (17 * memory_bytes, True)):
+            used = watchdog.Usage(resident_bytes=num_bytes)
+            assert zygote.takes_too_much(step, used) == is_too_much
+
+
+@unharmed
+def test_runs_die_first_when_memory_runs_out(run: Run) -> None:
+    """And not who watches them."""
+    assert run("print(open('/proc/self/oom_score_adj').read().strip())").stdout == "1000\n"
 
 
 @unharmed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
@@ -72,9 +73,8 @@ def test_a_dead_zygote_is_replaced(kind: str) -> None:
 
 
 @only_docker
-@pytest.mark.parametrize("victim", ["container", "zygote", "relay"])
-def test_a_dead_container_is_replaced(kind: str, victim: str) -> None:
-    def kill(there: set[str]) -> None:
+def test_a_dead_container_is_replaced(kind: str) -> None:
+    def kill(victim: str, there: set[str]) -> None:
         (container,) = [one for one in our_containers() if one.id not in there]
         if victim == "container":
             command_container(container, "kill")
@@ -86,7 +86,8 @@ def test_a_dead_container_is_replaced(kind: str, victim: str) -> None:
     async def scenario() -> None:
         there = {one.id for one in our_containers()}
         async with open_sandbox("docker", Limits(time_s=10)) as sandbox:
-            await _die(sandbox, lambda: kill(there))
+            for victim in ("container", "zygote", "relay"):
+                await _die(sandbox, functools.partial(kill, victim, there))
 
     asyncio.run(scenario())
 
@@ -135,8 +136,8 @@ def test_a_forked_copy_refuses(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
-    ids=["kill", "term"],
+    [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)],
+    ids=["kill", "interrupt"],
 )
 def test_an_owner_that_dies_leaves_nothing(kind: str, number: signal.Signals) -> None:
     code = (
@@ -149,7 +150,7 @@ def test_an_owner_that_dies_leaves_nothing(kind: str, number: signal.Signals) ->
         "  await workspace.run('import os\\nos.fork()\\nwhile True: pass')\n"
         "asyncio.run(main())\n"
     )
-    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert owner.stdout is not None
     assert owner.stdout.readline() == b"open\n"
 
@@ -165,23 +166,6 @@ def test_an_owner_that_dies_leaves_nothing(kind: str, number: signal.Signals) ->
     owner.stdout.close()
     assert wait_until(lambda: not any(map(is_alive, pids)), 10), [pid for pid in pids if is_alive(pid)]
     assert wait_until(lambda: kind != "docker" or not our_containers(owner.pid), 10)
-
-
-@pytest.mark.slow
-def test_closed_means_closed(kind: str) -> None:
-    async def scenario() -> None:
-        sandbox = open_sandbox(kind, Limits(time_s=10))
-        workspace = await sandbox.open()
-        assert (await workspace.run("print(1)")).stdout == "1\n"
-        await sandbox.close()
-        await sandbox.close()
-        with pytest.raises(SandboxError):
-            await workspace.run("print(1)")
-        with pytest.raises(SandboxError, match="closed"):
-            await sandbox.open()
-        await workspace.close()
-
-    asyncio.run(scenario())
 
 
 def test_from_many_threads_and_loops(sandbox: Sandbox) -> None:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 
 import pytest
+from sandbox_kit import until_there
 
-from mappa_envs.sandbox import Sandbox, Workspace
+from mappa_envs.sandbox import Sandbox
 from mappa_envs.types import ToolResult
 
 pytestmark = pytest.mark.usefixtures("unharmed")
@@ -58,7 +59,7 @@ def meet(sandbox: Sandbox) -> Meet:
 async def _meet(sandbox: Sandbox, attack: str) -> tuple[ToolResult, ToolResult]:
     async with await sandbox.open() as house, await sandbox.open() as den:
         victim = asyncio.create_task(house.run(VICTIM))
-        await _until_there(house, "ready")
+        await until_there(house, "ready")
         attacker = await den.run(attack)
         attack_started = time.time() - attacker.duration_s
         result = await victim
@@ -68,16 +69,6 @@ async def _meet(sandbox: Sandbox, attack: str) -> tuple[ToolResult, ToolResult]:
     assert [record.path for record in result.files] == ["ready", "secret.txt"]
     assert attack_started < float(lines[2]), "they did not run at the same time"
     return result, attacker
-
-
-async def _until_there(workspace: Workspace, name: str) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                await workspace.read(name, 10)
-                return
-            except FileNotFoundError:
-                await asyncio.sleep(0.01)
 
 
 def test_signals(meet: Meet) -> None:
@@ -268,7 +259,7 @@ def test_abstract_sockets_reach_nobody(sandbox: Sandbox) -> None:
     async def scenario() -> tuple[ToolResult, ToolResult]:
         async with await sandbox.open() as one, await sandbox.open() as two:
             listening = asyncio.create_task(one.run(listener))
-            await _until_there(one, "ready")
+            await until_there(one, "ready")
             return await two.run(speaker), await listening
 
     said, heard = asyncio.run(scenario())
@@ -286,6 +277,24 @@ def test_many_workspaces_at_once(sandbox: Sandbox) -> None:
         return await asyncio.gather(*map(one, range(40)))
 
     assert asyncio.run(scenario()) == [f"{n}\n" for n in range(40)]
+
+
+@pytest.mark.slow
+def test_each_has_its_own_room_and_its_own_processes(sandbox: Sandbox) -> None:
+    """Both take nearly all that one may have, which is less than they have together."""
+    code = (
+        "import os, time\n"
+        "for name in ('a', '/tmp/a', '/tmp/b'): open(name, 'wb').write(bytes(30 << 20))\n"
+        "for _ in range(40):\n  if os.fork() == 0: time.sleep(9); os._exit(0)\n"
+        "time.sleep(max(0, {end} - time.monotonic())); print('fine')"
+    )
+
+    async def scenario() -> list[ToolResult]:
+        async with await sandbox.open() as one, await sandbox.open() as two:
+            end = time.monotonic() + 0.6
+            return await asyncio.gather(one.run(code.format(end=end)), two.run(code.format(end=end)))
+
+    assert [(result.stdout, result.limit) for result in asyncio.run(scenario())] == [("fine\n", None)] * 2
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +12,16 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from sandbox_kit import in_fork
 
 from mappa_envs.errors import ConfigError, SandboxError, SandboxUnavailable
-from mappa_envs.sandbox import auto
+from mappa_envs.sandbox import auto, namespace
 from mappa_envs.sandbox.base import Limits, Workspace
-from mappa_envs.sandbox.doctor import probe
+from mappa_envs.sandbox.container import _bundle
+from mappa_envs.sandbox.doctor import _CHECKS, _probe, probe
 from mappa_envs.sandbox.elf import read_needs
 from mappa_envs.sandbox.fake import FakeSandbox, FakeWorkspace
+from mappa_envs.sandbox.inside import linux
 from mappa_envs.sandbox.output import HeadTail
 from mappa_envs.sandbox.rootfs import plan_rootfs
 from mappa_envs.sandbox.trail import kind_of
@@ -73,6 +78,18 @@ def test_plan_holds_only_what_is_allowed() -> None:
     assert {"numpy", "pandas", "scipy", "sklearn", "sympy", "joblib"} <= names
     assert not names & {"mappa_envs", "torch", "pip", "setuptools", "pytest", "bokeh_sampledata"}
     assert "/opt/packages/sklearn/datasets/data" in plan.masks
+
+
+def test_a_container_is_sent_all_that_its_code_imports(tmp_path: Path) -> None:
+    """Without the packages that are installed here."""
+    for name, text in _bundle().items():
+        path = tmp_path / "mappa_envs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    modules = ("mappa_envs.sandbox.relay", "mappa_envs.sandbox.inside.start")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {', '.join(modules)}"
+    done = subprocess.run([sys.executable, "-I", "-S", "-B", "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_fake() -> None:
@@ -190,6 +207,32 @@ def test_probe_says_what_auto_takes() -> None:
         assert all(finding.ok is not False for finding in findings.values())
     else:
         assert [finding.ok for finding in findings.values()] == [False, False]
+
+
+def test_no_code_runs_as_the_root_of_the_host() -> None:
+    """In a user namespace of its own, without the right to anybody else's id."""
+
+    def pick() -> str | int | None:
+        uid = os.geteuid()
+        linux.unshare(linux.CLONE_NEWUSER, "user")
+        linux.write("/proc/self/uid_map", f"0 {uid} 1")
+        try:
+            return namespace.pick_uid_base()
+        except SandboxUnavailable as error:
+            return str(error)
+
+    if os.geteuid() == 0:
+        assert "this is the host's root" in in_fork(pick)
+    else:
+        assert in_fork(pick) is None
+
+
+@pytest.mark.slow
+def test_the_probe_believes_in_the_sandbox_of_an_ordinary_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its processes are the user's, who may seem to be allowed to read what opening refuses."""
+    monkeypatch.setattr(namespace, "pick_uid_base", lambda: None)
+    finding = asyncio.run(_probe("namespace"))
+    assert (finding.ok, finding.message.partition(";")[0]) == (True, f"isolates ({', '.join(_CHECKS)})")
 
 
 def test_a_limit_that_stops_the_first_process_is_refused() -> None:

@@ -6,15 +6,15 @@ import asyncio
 import ctypes
 import mmap
 import os
-import pickle
+import signal
+import time
 from array import array
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from census import children_of, sandbox_pids, zygotes
-from sandbox_kit import Run, only_namespace
+from census import children_of, sandbox_pids, wait_until, zygotes
+from sandbox_kit import Run, in_fork, only_namespace
 
 from mappa_envs.sandbox import Sandbox
 from mappa_envs.sandbox.inside import pages
@@ -26,22 +26,6 @@ while frame:
     found |= {type(value).__name__: value for value in list(frame.f_locals.values())}
     frame = frame.f_back
 """
-
-
-def in_fork(function: Callable[[], Any]) -> Any:
-    """What it returns in a fork of this process."""
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(theirs, pickle.dumps(function()))
-        finally:
-            os._exit(0)
-    os.close(theirs)
-    with open(ours, "rb") as file:
-        data = file.read()
-    os.waitpid(child, 0)
-    return pickle.loads(data)
 
 
 def address_of(memory: mmap.mmap) -> int:
@@ -133,3 +117,21 @@ def test_a_waiting_spare_is_in_no_workspace(sandbox: Sandbox) -> None:
     assert len(mounts) >= 2  # its init, which shares our view, and the spare
     assert not any(" /workspace " in text for text in mounts)
     assert any(" /ws" not in text for text in mounts)
+
+
+@only_namespace
+def test_a_spare_that_died_is_replaced(run: Run, sandbox: Any) -> None:
+    """By the kernel's hand when memory runs out, say: each later run would have to wait for its fork."""
+    assert run("print(1)").ok
+    (zygote,) = children_of(sandbox.inner.zygote._process.pid)
+
+    def waiting_after_a_run() -> list[int]:
+        assert run("print(1)").stdout == "1\n"
+        time.sleep(0.3)  # until those of the run are gone
+        return children_of(zygote)
+
+    init, spare = waiting_after_a_run()
+    for pid in (init, spare):
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: children_of(zygote) == [], 5)
+    assert len(waiting_after_a_run()) == 2

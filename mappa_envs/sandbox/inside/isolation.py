@@ -45,7 +45,8 @@ class Isolation(ABC):
 
     @abstractmethod
     def show(self, number: int, name: str, target: str) -> None:
-        """Let a workspace that no agent has used yet have the shared file `target` under a name."""
+        """Let a workspace that no agent has used yet have the shared file `target` under a name, in folders
+        that are there."""
 
     @abstractmethod
     def folders(self, number: int) -> list[int]:
@@ -116,7 +117,6 @@ class Namespaces(Isolation):
 
     def show(self, number: int, name: str, target: str) -> None:
         place = f"{self.path(number)}/{name}"
-        os.makedirs(os.path.dirname(place), exist_ok=True)
         os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444))
         self._shown.setdefault(number, {})[name] = target
 
@@ -162,7 +162,7 @@ class Namespaces(Isolation):
         linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
         safe = linux.MS_NOSUID | linux.MS_NODEV
         linux.umount("/ws")
-        linux.write("/proc/self/oom_score_adj", "1000")  # the kernel's choice when the machine runs out
+        _die_first()
         if os.listdir(SHARED):
             # Mounts that came along from outside cannot be taken off, but covered.
             linux.mount("tmpfs", SHARED, "tmpfs", safe, "size=4k,mode=711")
@@ -207,7 +207,6 @@ class Uids(Isolation):
 
     def show(self, number: int, name: str, target: str) -> None:
         place = f"{self.path(number)}/{name}"
-        os.makedirs(os.path.dirname(place), exist_ok=True)
         os.symlink(target, place)
 
     def folders(self, number: int) -> list[int]:
@@ -251,7 +250,7 @@ class Uids(Isolation):
             _kill_all_of(key)
 
     def prepare(self) -> None:
-        pass
+        _die_first()
 
     def enter(self, order: dict[str, Any], trees: list[int]) -> None:
         workspace, scratch = trees
@@ -260,6 +259,12 @@ class Uids(Isolation):
         os.fchdir(WORKSPACE_FD)
         _become(order["uid"])
         _hide_number(os.getcwd())
+
+
+def _die_first() -> None:
+    """The kernel's choice when the machine, or the container, runs out of memory."""
+    with contextlib.suppress(OSError):  # not every container engine lets us
+        linux.write("/proc/self/oom_score_adj", "1000")
 
 
 def _become(uid: int) -> None:
@@ -284,7 +289,10 @@ def _hide_number(folder: str) -> None:
 
 def _kill_all_of(uid: int) -> None:
     """SIGKILL to every process of this user at once, which not even a fork bomb outruns."""
-    killer = os.fork()
+    try:
+        killer = os.fork()
+    except OSError:
+        return  # the machine has no room for another process: next time it may
     if killer == 0:
         try:
             os.setresuid(uid, uid, uid)

@@ -157,12 +157,7 @@ class Zygote:
         fds: list[int] = []
         try:
             for name in request["names"]:
-                folder = path
-                for part in name.split("/")[:-1]:
-                    folder += "/" + part
-                    if not os.path.isdir(folder):
-                        os.mkdir(folder, 0o755)
-                        os.chown(folder, uid, uid)
+                self.make_folders(request["workspace"], name)
                 fds.append(os.open(f"{path}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
                 os.fchown(fds[-1], uid, uid)
             self.reply({"id": request["id"]}, fds)
@@ -171,8 +166,18 @@ class Zygote:
 
     def do_show(self, request: dict[str, Any], _: list[int]) -> None:
         """A shared file in a workspace that no agent has used yet."""
+        self.make_folders(request["workspace"], request["name"])
         self.isolation.show(request["workspace"], request["name"], request["target"])
         self.reply({"id": request["id"]})
+
+    def make_folders(self, number: int, name: str) -> None:
+        """Those that a new file lies in. They are the workspace's own, as it is."""
+        folder, uid = self.isolation.path(number), self.isolation.uid(number)
+        for part in name.split("/")[:-1]:
+            folder += "/" + part
+            if not os.path.isdir(folder):
+                os.mkdir(folder, 0o755)
+                os.chown(folder, uid, uid)
 
     def do_close(self, request: dict[str, Any], _: list[int]) -> None:
         self.isolation.remove(request["workspace"])
@@ -265,10 +270,10 @@ class Zygote:
     def takes_too_much(self, step: Step, used: watchdog.Usage) -> bool:
         """The exact look walks page tables, in our only thread: it gets a small share of the time."""
         memory_bytes, now = step.limits["memory_bytes"], time.monotonic()
-        if used.resident_bytes <= memory_bytes or now < step.next_look:
-            return False
         if used.resident_bytes > MAX_SHARING * memory_bytes:
             return True
+        if used.resident_bytes <= memory_bytes or now < step.next_look:
+            return False
         exact = used.exact_bytes(self.container_bytes)
         step.next_look = now + LOOK_FACTOR * (time.monotonic() - now)
         return bool(exact > memory_bytes)
@@ -316,6 +321,8 @@ class Zygote:
         if step.first_word is None:
             step.first_word = word
             if word == worker.STARTED:
+                if step.run != REHEARSAL:
+                    self.num_spares = 1  # whatever kept the last one from waiting is over
                 step.started = time.monotonic()
                 step.deadline = step.started + step.limits["time_s"]
                 return

@@ -1,0 +1,188 @@
+"""A machine that has run out of descriptors, processes or the will to start: told apart from what agents do.
+
+Such a fault is the sandbox's, never an agent's, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from sandbox_kit import only_docker, only_namespace
+
+from mappa_envs.errors import SandboxError
+from mappa_envs.sandbox import Sandbox, Workspace, container, open_sandbox, trail
+from mappa_envs.sandbox.inside import isolation
+from mappa_envs.sandbox.link import Zygote
+from mappa_envs.types import ToolResult
+
+NUM_ENOUGH = 12
+
+
+@contextlib.contextmanager
+def descriptors_left(number: int) -> Iterator[None]:
+    """This process can open so many more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    filler = [os.open(os.devnull, os.O_RDONLY)]
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, highest + 20), hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                filler.append(os.dup(filler[0]))
+        for _ in range(number):
+            os.close(filler.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in filler:
+            os.close(fd)
+
+
+async def _with_few(act: str, workspace: Workspace, sandbox: Sandbox) -> list[object]:
+    """What comes of it with no descriptor, with one, with two …"""
+    outcomes: list[object] = []
+    for number in range(NUM_ENOUGH):
+        with descriptors_left(number):
+            try:
+                if act == "open":
+                    outcomes.append(await sandbox.open({"a.csv": b"1"}))
+                elif act == "run":
+                    outcomes.append(await workspace.run("print(1)"))
+                else:
+                    outcomes.append(await workspace.read("kept.csv", 10))
+            except SandboxError as error:
+                outcomes.append(error)
+    return outcomes
+
+
+@pytest.mark.usefixtures("unharmed")
+@only_namespace
+@pytest.mark.parametrize("act", ["open", "run", "read"])
+def test_without_descriptors_the_sandbox_fails_and_no_agent(sandbox: Sandbox, act: str) -> None:
+    """The fixture sees that neither descriptors nor mounts are left."""
+
+    async def scenario() -> None:
+        async with await sandbox.open({"kept.csv": b"1"}) as workspace:
+            outcomes = await _with_few(act, workspace, sandbox)
+            assert isinstance(outcomes[0], SandboxError)
+            assert "open files" in str(outcomes[0])
+            assert not isinstance(outcomes[-1], SandboxError)
+            for outcome in outcomes:
+                if isinstance(outcome, ToolResult):
+                    assert (outcome.stdout, outcome.files) == ("1\n", ())
+                elif isinstance(outcome, Workspace):
+                    await outcome.close()
+            result = await workspace.run("print(open('kept.csv').read())")
+            assert (result.stdout, result.files) == ("1\n", ())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+@only_namespace
+def test_a_sandbox_that_cannot_start_may_start_later(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = open_sandbox(kind)
+
+    def start(thread: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    async def scenario() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            for _ in range(2):
+                with pytest.raises(SandboxError, match="can't start new thread"):
+                    await sandbox.open()
+        with descriptors_left(4), pytest.raises(SandboxError, match=r"starting .* open files"):
+            await sandbox.open()
+        async with sandbox, await sandbox.open() as workspace:
+            assert (await workspace.run("print(1)")).stdout == "1\n"
+
+    asyncio.run(scenario())
+
+
+def test_a_trail_is_not_written_without_descriptors(tmp_path: Path) -> None:
+    """Every file would seem to be deleted."""
+    (tmp_path / "a").touch()
+    root_fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for number in (0, 1):
+            with descriptors_left(number), pytest.raises(OSError, match="Too many open files"):
+                trail.take_snapshot(root_fd)
+        assert list(trail.take_snapshot(root_fd).entries) == [b"a"]
+    finally:
+        os.close(root_fd)
+
+
+def test_a_process_that_cannot_be_started_leaves_no_descriptor() -> None:
+    def spawn(control_fd: int) -> subprocess.Popen[bytes]:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    async def scenario() -> None:
+        before = os.listdir("/proc/self/fd")
+        zygote = Zygote(num_folders=1)
+        with pytest.raises(BlockingIOError):
+            await zygote.start(spawn)
+        assert os.listdir("/proc/self/fd") == before
+
+    asyncio.run(scenario())
+
+
+def test_the_killer_waits_for_room_for_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zygote, which calls it until nobody is left, must not die of it."""
+
+    tried = []
+
+    def fork() -> NoReturn:
+        tried.append(os.getpid())
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    isolation._kill_all_of(4_000_000)
+    assert tried == [os.getpid()]
+
+
+@only_namespace
+@pytest.mark.parametrize(("num_bytes", "elsewhere"), [(1000, False), (20 << 20, True)])
+def test_a_large_file_is_hashed_where_nobody_waits(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, num_bytes: int, elsewhere: bool
+) -> None:
+    """All other episodes of the sandbox wait for its loop; a small file is read there, as that is quicker."""
+    threads = []
+    look = trail._look_inside
+
+    def look_and_tell(root_fd: int, path: bytes, hashed: bool) -> tuple[str, str]:
+        threads.append(threading.current_thread().name)
+        return look(root_fd, path, hashed)
+
+    async def scenario() -> None:
+        async with await sandbox.open() as workspace:
+            result = await workspace.run(f"open('model.pkl', 'wb').truncate({num_bytes})")
+            assert [record.size for record in result.files] == [num_bytes]
+
+    monkeypatch.setattr(trail, "_look_inside", look_and_tell)
+    asyncio.run(scenario())
+    assert [name != "mappa-sandbox" for name in threads] == [elsewhere]
+
+
+@pytest.mark.usefixtures("unharmed")
+@only_docker
+def test_a_container_that_does_not_start_is_removed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = container._options
+    wrong = {"entrypoint": ["/no/such/program"], "init": False}  # the daemon makes it, but cannot start it
+    monkeypatch.setattr(container, "_options", lambda *about: options(*about) | wrong)
+
+    async def scenario() -> None:
+        async with open_sandbox(kind) as sandbox:
+            with pytest.raises(SandboxError, match="starting the container"):
+                await sandbox.open()
+
+    asyncio.run(scenario())
