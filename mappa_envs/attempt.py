@@ -227,10 +227,11 @@ class Attempt:
         if blocks := extract_code(draft.action):
             tool = _clean(await self.workspace.run(blocks))
             touched = {file.path for file in tool.files}
-            if self.artifacts and touched & (set(self.artifacts) | set(self.task.files)):
+            reached = _with_folders(touched)
+            if self.artifacts and reached & (set(self.artifacts) | set(self.task.files)):
                 found = await self.hooks.inspect(self.workspace, self.task, self.artifacts, touched)
                 after = {
-                    path: self._signed(found.get(path, before), touched, draft.index)
+                    path: self._signed(found.get(path, before), reached, draft.index)
                     for path, before in self.artifacts.items()
                 }
         turn = replace(
@@ -241,9 +242,9 @@ class Attempt:
         )
         return replace(turn, handed_over=self._hands_over(role, turn)), after
 
-    def _signed(self, found: Artifact, touched: set[str], index: int) -> Artifact:
+    def _signed(self, found: Artifact, reached: Set[str], index: int) -> Artifact:
         """With the turn that last wrote (or deleted) the file."""
-        writer = index if found.path in touched else self.artifacts[found.path].written_by
+        writer = index if found.path in reached else self.artifacts[found.path].written_by
         return replace(found, written_by=writer, kind=sanitize(found.kind), problem=sanitize(found.problem))
 
     def _hands_over(self, role: Role, turn: Turn) -> bool:
@@ -322,6 +323,15 @@ class Attempt:
 
     def _prepare(self) -> None:
         self.messages = tuple(self.hooks.build_messages(self.view(self.acting)))
+
+
+def _with_folders(paths: Set[str]) -> set[str]:
+    """The paths and the folders that they are in: no trail names a folder itself."""
+    found = set(paths)
+    for path in paths:
+        while path := path.rpartition("/")[0]:
+            found.add(path)
+    return found
 
 
 def _size(path: object) -> int | None:

@@ -82,7 +82,7 @@ class Scorer:
             request = replace(request, episode=replace(request.episode, turns=bare))
         start = time.monotonic()
         try:
-            found = await _asked(self._coach, "score", request)
+            found = await asked(self._coach, "score", request)
             score = checked_score(self._coach, found, [role.name for role in request.team])
             _check_revisions(score, request.turn.index)
         except CoachError as error:
@@ -95,7 +95,7 @@ class Scorer:
         start, num_turns = time.monotonic(), len(request.episode.turns)
         reason, scores = "the coach has no verdict on this action", list[CoachScore | None]()
         try:
-            found = await _asked(self._coach, "score_episode", request)
+            found = await asked(self._coach, "score_episode", request)
             scores = checked_scores(self._coach, found, [role.name for role in request.team])
             if len(scores) != num_turns:
                 raise CoachError(f"the coach gave {len(scores)} verdicts on {num_turns} actions")
@@ -201,7 +201,7 @@ async def _settled(asking: Callable[[R], Awaitable[list[Verdict]]], request: R) 
         return error
 
 
-async def _asked(coach: object, method: str, request: CoachRequest | EpisodeRequest) -> object:
+async def asked(coach: object, method: str, request: CoachRequest | EpisodeRequest) -> object:
     """What the coach answers. Raises `ConfigError` where the method is no coroutine."""
     who = f"{type(coach).__name__}.{method}"
     try:

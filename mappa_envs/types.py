@@ -6,6 +6,7 @@ loads back equal: `Episode.from_json(episode.to_json()) == episode`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -177,8 +178,8 @@ class Turn:
 class Outcome:
     """The grader's verdict on a finished episode; the coach has no say in it.
 
-    `value` is in [0, 1]. `metrics` holds the task's metric and further figures by name (undefined =
-    None), `code` the grader's reason code, `message` its words.
+    `value` is in [0, 1]. `metrics` holds the task's metric and further figures by name, finite (undefined =
+    None), `code` the grader's reason code, `message` its words. Raises `ValueError` on other numbers.
     """
 
     value: float
@@ -186,6 +187,13 @@ class Outcome:
     code: str
     message: str = ""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.value <= 1:
+            raise ValueError(f"value must be in [0, 1], got {self.value}")
+        for name, figure in self.metrics.items():
+            if figure is not None and not math.isfinite(figure):
+                raise ValueError(f"metrics: {name} must be finite, or None where undefined, got {figure}")
 
 
 @dataclass(frozen=True, kw_only=True)

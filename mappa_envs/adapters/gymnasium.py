@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium
 
 from mappa_envs.adapters import answer_of
-from mappa_envs.errors import ConfigError, SandboxError
+from mappa_envs.errors import ConfigError, PromptTooLong, SandboxError
 from mappa_envs.evaluation import Policy
 from mappa_envs.pipeline import PipelineEnv
 from mappa_envs.registry import make
@@ -43,7 +43,8 @@ class SeatEnv(gymnasium.Env[dict[str, Any], str]):
     env : the team's environment; `close` closes it.
     seat : the agent to train.
     others : one policy for all other agents, or a dict of one for each of them. Coroutine functions run in
-        a private event loop. Not needed where the team is the seat alone.
+        a private event loop. `PromptTooLong` from one ends the episode. Not needed where the team is the seat
+        alone.
 
     Raises `ConfigError` without a seat or for an unknown one, and for policies that do not match the team.
     """
@@ -118,10 +119,19 @@ class SeatEnv(gymnasium.Env[dict[str, Any], str]):
 
     def _play_others(self) -> None:
         while not self._is_over and (agent := self.aec.agent_selection) != self.seat:
-            self._act(answer_of(self.others[agent], agent, self.aec.infos[agent]["messages"]))
+            try:
+                action = answer_of(self.others[agent], agent, self.aec.infos[agent]["messages"])
+            except PromptTooLong:
+                self.aec.cut(StopReason.CONTEXT)
+                self._collect()
+            else:
+                self._act(action)
 
     def _act(self, action: str) -> None:
         self.aec.step(action)
+        self._collect()
+
+    def _collect(self) -> None:
         self._reward += float(self.aec.rewards[self.seat])
         self._corrections += self.aec.infos[self.seat]["corrections"]
 

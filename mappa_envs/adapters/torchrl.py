@@ -17,7 +17,7 @@ Entries of a step, all of shape [1, …]:
 | `("next", "corrections")` | `[(turn, delta)]`: rewards of earlier turns that changed, or came at the end |
 | `("next", "terminated" / "truncated" / "done")` | a natural end; a cut; either; bool, [1, 1] |
 | `("next", "outcome")` | of the finished episode, in [0, 1]; NaN where there is none; [1, 1] |
-| `("next", "stop_reason")` | why the episode ended, "" before; throw away what ended with "infra" |
+| `("next", "stop_reason")` | why the episode ended, "" before; learn nothing of what ended with "infra" |
 
 The text keys are those of TorchRL's own language-model wrappers (`input_mode="text"`). The adapter runs under
 `LLMCollector` (whole episodes with `yield_completed_trajectories=True`), in `SerialEnv`, and in
@@ -149,9 +149,11 @@ def by_agent(rollout: TensorDictBase) -> dict[str, TensorDictBase]:
 
     `rollout` has whole episodes along its last dimension, as `rollout` and `LLMCollector` give them. In the
     result ("next", "reward") is the final one: corrections by later turns of the same episode are added in,
-    and a turn that was corrected is scored. Raises `ValueError` where a part of an episode is missing.
+    and a turn that was corrected is scored. Episodes that a fault of the sandbox ended are left out. Raises
+    `ValueError` where a part of an episode is missing.
     """
-    rows = [row for episode in _episodes(rollout) for row in _final(episode)]
+    whole = [episode for episode in _episodes(rollout) if not _is_faulty(episode)]
+    rows = [row for episode in whole for row in _final(episode)]
     agents = [name for row in rows for name in _values(row, "agent")]
     return {
         agent: LazyStackedTensorDict.lazy_stack(
@@ -174,6 +176,10 @@ def _episodes(rollout: TensorDictBase) -> Iterator[list[TensorDictBase]]:
             episode = []
     if episode:
         raise ValueError(f"by_agent: the last {len(episode)} turns are of an episode that goes on")
+
+
+def _is_faulty(episode: list[TensorDictBase]) -> bool:
+    return bool(_values(episode[-1], ("next", "stop_reason"))[0] == StopReason.INFRA)
 
 
 def _final(episode: list[TensorDictBase]) -> list[TensorDictBase]:

@@ -15,7 +15,7 @@ from mappa_envs.coach.fake import FakeCoach
 from mappa_envs.coach.llm import LLMCoach
 from mappa_envs.coach.llm.parse import parse_verdict
 from mappa_envs.coach.rubric import RubricCoach
-from mappa_envs.errors import ConfigError
+from mappa_envs.errors import ConfigError, MappaError
 
 __all__ = [
     "BUDGET_SPENT",
@@ -48,7 +48,9 @@ def make_coach(name: str, **options: object) -> Coach:
         )
     try:
         return _FACTORIES[kind](*([rest] if colon else []), **options)
-    except TypeError as error:
+    except MappaError:
+        raise
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"coach {name!r} cannot be made with options {sorted(options)}: {error}") from error
 
 

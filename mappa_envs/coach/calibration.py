@@ -27,7 +27,7 @@ from mappa_envs.coach.base import Coach, CoachRequest, EpisodeRequest, Hindsight
 from mappa_envs.coach.returned import checked_score, checked_scores
 from mappa_envs.coach.rubric.evidence import OWN_BUGS, UNPARSED
 from mappa_envs.errors import ConfigError
-from mappa_envs.scoring import Verdict, enter
+from mappa_envs.scoring import Verdict, asked, enter
 from mappa_envs.stats import Correlation, mean
 from mappa_envs.types import CoachScore, ScoreRevision, Turn
 
@@ -192,7 +192,7 @@ class CalibratedCoach:
     async def score(self, request: CoachRequest) -> CoachScore:
         turns, task_type = request.episode.turns, request.task.task_type
         shown = replace(request.episode, turns=_as_given(turns) if self.reads_scores else turns)
-        found = await self.coach.score(replace(request, episode=shown))
+        found = await asked(self.coach, "score", replace(request, episode=shown))
         verdict = checked_score(self.coach, found, [role.name for role in request.team])
         revisions = tuple(
             # One of a turn that is not there is left for the environment to refuse.
@@ -212,7 +212,7 @@ class CalibratedHindsightCoach(CalibratedCoach):
     coach: Any
 
     async def score_episode(self, request: EpisodeRequest) -> Sequence[CoachScore | None]:
-        found = await self.coach.score_episode(request)
+        found = await asked(self.coach, "score_episode", request)
         verdicts = checked_scores(self.coach, found, [role.name for role in request.team])
         turns, task_type = request.episode.turns, request.task.task_type
         return [

@@ -20,7 +20,7 @@ class FakeCoach:
         score: float | Callable[[CoachRequest], CoachScore | float] = 5.0,
         fail_on: Collection[int] = (),
     ) -> None:
-        self._score = score
+        self._score = score if callable(score) else float(score)
         self._fail_on = frozenset(fail_on)
         self.requests: list[CoachRequest] = []
 

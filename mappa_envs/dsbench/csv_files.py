@@ -45,6 +45,11 @@ def read_header(path: Path) -> list[str]:
     return names
 
 
+def padded_names(path: Path) -> list[str]:
+    """The column names with blanks around them, as in `id, price`: to pandas they are a part of the name."""
+    return [name for name in next(_rows(path), []) if name != name.strip() != ""]
+
+
 def read_columns(path: Path) -> list[Column]:
     """The columns of a table, judged by its first `SAMPLE_ROWS` rows."""
     header = read_header(path)

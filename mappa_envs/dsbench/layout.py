@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from mappa_envs.dsbench import metrics, official
-from mappa_envs.dsbench.csv_files import is_number, not_utf8, read_cells, read_header
+from mappa_envs.dsbench.csv_files import is_number, not_utf8, padded_names, read_cells, read_header
 from mappa_envs.dsbench.grading import TaskSpec, canonical, grade, perfect_submission
 from mappa_envs.dsbench.metrics import Family
 from mappa_envs.dsbench.submission import some
@@ -129,6 +129,7 @@ def _check_tables(task: DSBenchTask) -> str:
     num_test = _same_ids(task)
     _check_answer_labels(task)
     facts = f"{task.task_type}, {task.spec.metric}, {num_train} training rows, {num_test} test rows"
+    facts += _zeros_note(task.files["test.csv"], task.spec.id_column)
     if not small:
         return f"{facts}; the answers are large: ids compared, not graded"
     return facts + _check_sample(task)
@@ -160,6 +161,19 @@ def _same_ids(task: DSBenchTask) -> int:
             "give one answer for each row of test.csv"
         )
     return wanted[0]
+
+
+def _zeros_note(test: Path, id_column: str) -> str:
+    """A note on ids that pandas takes for numbers, so that a submission has others."""
+    padded = ""
+    for (cell,) in read_cells(test, [id_column]):
+        if not (text := cell.strip()).isdecimal():
+            return ""
+        padded = padded or (text if text[0] == "0" and len(text) > 1 else "")
+    if not padded:
+        return ""
+    read = padded.lstrip("0") or "0"
+    return f"; note: pandas.read_csv makes {read[:40]} of the id {padded[:40]}: put a letter before the ids"
 
 
 def _id_sum(path: Path, id_column: str) -> tuple[int, int]:
@@ -283,6 +297,12 @@ def _own_task(folder: Path) -> DSBenchTask:
     except ConfigError as error:
         raise DataError(f"{toml}: {error}") from None
     check_columns(paths, spec, fix=f"rename the column, or correct 'id' or 'targets' in {toml}")
+    for path in (paths.train, paths.test):
+        if padded := padded_names(path):
+            raise DataError(
+                f"{path}: column {padded[0]!r} has blanks around its name, which agents' programs would have "
+                "to write, too; remove them from the header"
+            )
     check_scores(toml, spec, facts)
     if paths.sample is not None:
         require(

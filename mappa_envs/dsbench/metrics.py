@@ -69,11 +69,13 @@ class Metric:
 
 
 def label_order(labels: Sequence[str]) -> list[str]:
-    """Labels in their natural order: by value if all are numbers, else as text."""
+    """Labels in their natural order: by value if all are numbers, else as text. NaN comes last."""
     try:
-        return sorted(set(labels), key=lambda label: (float(label), label))
+        values = {label: float(label) for label in labels}
     except ValueError:
         return sorted(set(labels))
+    # NaN compares with nothing, so that the order would be that of the set it came from.
+    return sorted(values, key=lambda label: (np.inf if np.isnan(values[label]) else values[label], label))
 
 
 def _accuracy(truth: Array, guess: Array, labels: Sequence[str], positive: str | None) -> float:

@@ -91,8 +91,8 @@ def _full(view: View, facts: Facts) -> list[Message]:
     for turn in view.handovers:
         text = head_and_tail(handover_text(turn.action), 8000) or "(an empty message)"
         parts.append(f"# Message of the {view.title(turn.agent)}\n{text}{_output(turn, 2000)}")
-    wanted = ", ".join(role.required)
-    parts.append(f"# Now\nYou can send up to {_times(role.max_actions)}. Leave behind: {wanted}.")
+    files = f" Leave behind: {', '.join(role.required)}." if role.required else ""
+    parts.append(f"# Now\nYou can send up to {_times(role.max_actions)}.{files}")
     first = [Message(role="system", content=system), Message(role="user", content="\n\n".join(parts))]
     return first + own_messages(view)
 
@@ -118,8 +118,15 @@ def _files(view: View, facts: Facts) -> list[str]:
         lines.append(f"- {path} ({', '.join(words)})" if words else f"- {path}")
     if len(lines) > _MOST_FILES:
         lines = [*lines[:_MOST_FILES], f"- … {len(lines) - _MOST_FILES} more"]
-    missing = [path for path in view.role.required if path not in view.files]
-    return lines + [f"- {path} is missing" for path in missing]
+    for path in view.role.required:
+        found = view.artifacts.get(path)
+        if path in view.files:
+            continue
+        if found is None or found.status == "missing":
+            lines.append(f"- {path} is missing")
+        else:  # a folder
+            lines.append(f"- {path} ({found.status}: {found.problem})")
+    return lines
 
 
 def _starter(view: View, spec: TaskSpec, facts: Facts) -> list[Message]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from mappa_envs.dsbench import metrics
 from mappa_envs.dsbench.cache import cache_root
-from mappa_envs.dsbench.csv_files import read_cells, read_columns, read_header
+from mappa_envs.dsbench.csv_files import is_number, read_cells, read_columns, read_header
 from mappa_envs.dsbench.grading import TaskSpec, canonical
 from mappa_envs.dsbench.metrics import Family
 from mappa_envs.dsbench.submission import some
@@ -56,6 +56,7 @@ class Paths:
 def make_task(name: str, paths: Paths, spec: TaskSpec, text: str, facts: Mapping[str, Any]) -> DSBenchTask:
     """The task; of `facts`, type, split, dummy and reference are taken where they are there."""
     spec = _with_labels(spec, paths.train)
+    _check_levels(paths.train, spec)
     family = metrics.metric(spec.metric).family
     kinds = {Family.NUMBER: "regression", Family.TEXT: "text"}
     # What test.csv lacks is no feature, such as bike-sharing's casual and registered.
@@ -201,11 +202,21 @@ def _with_labels(spec: TaskSpec, train: Path) -> TaskSpec:
     if known or metric.family not in (Family.LABEL, Family.RANKING, Family.SCORE):
         return spec
     cells = {canonical(cell) for row in read_cells(train, list(spec.target_columns)) for cell in row}
-    labels = metrics.label_order([cell for cell in cells if cell])
+    labels = metrics.label_order([cell for cell in cells if cell.lower() not in BLANK_CELLS])
     positive = spec.positive
     if len(labels) == 2 and (metric.family is Family.SCORE or metric.name == "f1"):
         positive = positive or labels[-1]
     return dataclasses.replace(spec, labels=labels or None, positive=positive)
+
+
+def _check_levels(train: Path, spec: TaskSpec) -> None:
+    """Raise `DataError` where the metric counts the distance of labels that have none."""
+    words = [label for label in spec.labels or () if not is_number(label)]
+    if spec.metric == "qwk" and words:
+        raise DataError(
+            f"{train}: qwk counts how far labels are apart, so that they must be numbers; got "
+            f"{words[0][:40]!r}: number the levels from the lowest, or choose accuracy or f1_macro"
+        )
 
 
 def _built_sample(name: str, paths: Paths, spec: TaskSpec) -> Path | None:

@@ -141,7 +141,8 @@ def make_prompt(description: str, spec: TaskSpec, columns: Sequence[Column]) -> 
 
     `columns` are those of train.csv; id, targets and label column are left out of the feature list.
     """
-    hidden = {spec.id_column, spec.label_column, *spec.target_columns}
+    # A saved index has no name.
+    hidden = {"", spec.id_column, spec.label_column, *spec.target_columns}
     features = [column for column in columns if column.name not in hidden]
     direction = "higher" if metrics.higher_is_better(spec.metric) else "lower"
     title = metrics.metric(spec.metric).title

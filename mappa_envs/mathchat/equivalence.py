@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from mappa_envs.mathchat.latex import plain
 from mappa_envs.mathchat.numbers import Number, TooLarge, equal, read_number, unit_of, without_bare_unit
@@ -24,11 +25,14 @@ MAX_PARTS = 60
 MAX_DEPTH = 8
 
 _HEDGE = re.compile(
-    r"\\(?:ldots|le|ge|ne|pm|mp|approx|sim|cup|in)(?![A-Za-z])|[<>?‰]|(?<![\d_])\d+\s+\d|\bor\b|\\text|[^\W\d_]{4,}"
+    r"\\(?:ldots|le|ge|ne|neg|lnot|not|pm|mp|approx|sim|cup|in)(?![A-Za-z])|[<>?‰]|(?<![\d_])\d+\s+\d|\bor\b|\\text|[^\W\d_]{4,}"
 )
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
-_OR = re.compile(r"\\text\{\s*,?\s*(?:or|and)\b\s*([^{}]*)\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
+_OR = re.compile(
+    r"\\text\{\s*,?\s*(?:or|and)\b\s*([^{}]*)\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])"
+    r"|\\(?:lor|vee)(?![A-Za-z])"
+)
 _AND = re.compile(r"\\text\{\s*,?\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])")
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _NO_END, _NO_START = re.compile(r"([(\[].+),\\infty\)"), re.compile(r"\(-\\infty,(.+[)\]])")
@@ -36,8 +40,9 @@ _NO_END, _NO_START = re.compile(r"([(\[].+),\\infty\)"), re.compile(r"\(-\\infty
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' .,-]*")
 _CHOICE = re.compile(r"\(?\s*([A-Ja-j])\s*\)?")
 _OPTION = re.compile(r"\A(?:option|choice)\s+", re.IGNORECASE)
-_ARTICLE = re.compile(r"\A(?:a|an|the) (?=\w{3})")
-_CHOICE_AND_MORE = re.compile(r"(?:\\text\{)?\s*(?:\((?=[A-Ja-j]\))|(?=[A-J][.):]\s))([A-Ja-j])")
+_ARTICLE = re.compile(r"\A(?:there (?:is|are) |(?:a|an|the) (?=\w{3}))")
+_SOLUTIONS = re.compile(r"\bsolutions\b")
+_CHOICE_AND_MORE = re.compile(r"(?:\\text\{)?\s*(?:\((?=[A-Ja-j]\))|(?=[A-J][.):][\s}]))([A-Ja-j])")
 _OTHER_CHOICE = re.compile(
     r"(?:[().,;:/]|\b(?:or|and|no|not|but|maybe|perhaps)\b)\s*(?:\\text\{)?\s*\(?[A-HJ](?![\w'’])\s*"
     r"(?:[).,;:}]|\\text\{\s*(?:or|and)\b|(?:or|and)\b|\Z)"
@@ -45,6 +50,7 @@ _OTHER_CHOICE = re.compile(
 """A second choice after the first: a guess."""
 _IS_WORD = re.compile(r"[A-Za-z]{4}|\b(?i:yes|no|odd)\b|\A[A-Z]{3}\Z")
 _NAME = r"[A-Za-z](?:_\{?\w+\}?)?"
+_ASSIGNED = re.compile(r"([A-Za-z])(?:_\{?\w+\}?)?\s*=")
 _EQUATION = re.compile(rf"(?!{_NAME}\s*=)[^=]+=[^=]+")
 """What is no assignment: as a gold, the whole of it is the answer."""
 _BELOW = re.compile(rf"{_NAME}\s*(\\le|<)(.+)|(.+)(\\ge|>)\s*{_NAME}")
@@ -55,13 +61,19 @@ _BUT = re.compile(rf"{_NAME}\s*\\ne(?![A-Za-z])([^,;]+)")
 _REALS = re.compile(
     rf"(?:{_NAME}\s*\\in\s*)?\\mathbb\s*(?:R|\{{\s*R\s*\}})|(?:\\text\{{)?all real numbers\}}?", re.IGNORECASE
 )
+_ALL_BUT = re.compile(
+    rf"(?:{_NAME}\s*\\in\s*)?\\mathbb\s*(?:R|\{{\s*R\s*\}})\s*(?:\\setminus|\\backslash|-)\s*\\\{{(.+)\\\}}"
+    rf"|(?:\\text\{{)?all real numbers except\}}?\s*(?:{_NAME}\s*=\s*)?([^\s,;][^,;]*)",
+    re.IGNORECASE,
+)
+"""The real numbers without some: `\\mathbb{R} \\setminus \\{0\\}`."""
 _TURNED = re.compile(r"([\[\]])([^\[\](){},;]+),([^\[\](){},;]+)([\[\]])")
 """An interval with brackets turned outwards where an end is left out: `]0, 1]`."""
 _SUCH_THAT = re.compile(
     rf"\\{{\s*{_NAME}\s*(?:\\in\s*\\mathbb\s*\{{?R\}}?\s*)?(?:\||:|\\(?:mid|vert)(?![A-Za-z]))(.+)\\}}"
 )
 _MEMBER = re.compile(
-    rf"(?:{_NAME}\s*(?:\\in(?![A-Za-z])|=)|\(\s*{_NAME}(?:\s*,\s*{_NAME})+\s*\)\s*=)\s*(?=[(\[{{]|\\{{)"
+    rf"(?:{_NAME}|\(\s*{_NAME}(?:\s*,\s*{_NAME})+\s*\))\s*(?:\\in(?![A-Za-z])|=)\s*(?=[(\[{{]|\\{{)"
 )
 """What names a tuple, set or interval: `x \\in`, `A =`, `(x, y) =`."""
 _ROUNDED = re.compile(r"(.+?)\\approx\s*([-+]?\d*(?:\.(\d+))?)")
@@ -160,13 +172,19 @@ def _kept_command(found: re.Match[str]) -> str:
 
 
 def _same_groups(gold: _Group, answer: _Group, ask: Ask, depth: int) -> bool:
-    if len(gold.parts) == 1 and not answer.ordered:
-        answer = _Group(answer.brackets, tuple(dict.fromkeys(answer.parts)))  # the same said twice
-    if len(gold.parts) != len(answer.parts) or len(gold.parts) > MAX_PARTS:
+    if max(len(gold.parts), len(answer.parts)) > MAX_PARTS:
         return False
     if gold.brackets and answer.brackets and gold.brackets != answer.brackets:
         return False
-    if gold.ordered or answer.ordered:
+    if len(gold.parts) == 1 and answer.parts and not answer.ordered:
+        # The same said twice, as in "3/4 or 0.75".
+        return all(_same(gold.parts[0], part, ask, depth) for part in answer.parts)
+    if len(gold.parts) != len(answer.parts):
+        return False
+    wanted, given = _by_letter(gold.parts), _by_letter(answer.parts)
+    if wanted and given and wanted.keys() == given.keys() and not answer.ordered:
+        return all(_same(part, given[letter], ask, depth) for letter, part in wanted.items())
+    if gold.ordered or answer.ordered or wanted:
         return all(_same(a, b, ask, depth) for a, b in zip(gold.parts, answer.parts, strict=True))
     left = list(answer.parts)
     for part in gold.parts:
@@ -175,6 +193,12 @@ def _same_groups(gold: _Group, answer: _Group, ask: Ask, depth: int) -> bool:
             return False
         left.remove(match)
     return True
+
+
+def _by_letter(parts: tuple[str, ...]) -> dict[str, str]:
+    """The parts by the letter that each says the value of, where these are different letters; else {}."""
+    found = {name[1]: part for part in parts if (name := _ASSIGNED.match(part))}
+    return found if len(found) == len(parts) else {}
 
 
 class _Contradiction(Exception):
@@ -200,13 +224,15 @@ def _value(text: str) -> Number | None:
 
 
 def _squeezed(text: str) -> str:
-    """Without blanks, but for those between digits."""
-    return re.sub(r"\s+", "", re.sub(r"(?<=\d)\s+(?=\d)", "_", text))
+    """Without blanks, but for those between digits, and whether a word stands in `\\text` or not."""
+    return re.sub(r"\s+", "", re.sub(r"(?<=\d)\s+(?=\d)", "_", _TEXT.sub(r"\1", text)))
 
 
 def _as_words(text: str) -> str | None:
     r"""The text in lower case, if it is `\text{…}`, a word of four letters or more, or a choice `(B)`."""
     body = text.strip()
+    if body == "\\emptyset":
+        return "no solution"
     choice = _CHOICE.fullmatch(body)
     if choice and "(" in body:
         return choice[1].lower()
@@ -216,7 +242,8 @@ def _as_words(text: str) -> str | None:
     if (inner or named != body) and (choice := _CHOICE.fullmatch(named)):
         return choice[1].lower()
     if _WORDS.fullmatch(body) and (inner or _IS_WORD.search(body)):
-        return _ARTICLE.sub("", " ".join(re.sub(r"[.,]", " ", body).split()).lower())
+        words = " ".join(re.sub(r"[.,]", " ", body).split()).lower()
+        return _SOLUTIONS.sub("solution", _ARTICLE.sub("", words))
     return None
 
 
@@ -287,7 +314,9 @@ def _interval(text: str) -> str | None:
     if _REALS.fullmatch(text):
         return "(-\\infty,\\infty)"
     if found := _BUT.fullmatch(text):
-        return f"(-\\infty,{found[1]}),({found[1]},\\infty)"
+        return _without([found[1]])
+    if found := _ALL_BUT.fullmatch(text):
+        return _without(_split(found[1] or found[2])[0])
     if found := _BETWEEN.fullmatch(text):
         return _brackets(found[2]) + f"{found[1]},{found[4]}" + _brackets(found[3], closing=True)
     if found := _FALLING.fullmatch(text):
@@ -297,6 +326,21 @@ def _interval(text: str) -> str | None:
     if found := _ABOVE.fullmatch(text):
         return _brackets(found[1] or found[4]) + (found[2] or found[3]) + ",\\infty)"
     return None
+
+
+def _without(points: list[str]) -> str | None:
+    """The real numbers without these, as intervals; None where their order is not known."""
+    try:
+        values = [_value(point) for point in points]
+    except (TooLarge, _Contradiction):
+        return None
+    known = [value.share for value in values if value is not None]
+    if len(known) == len(points):
+        points = [point for _, point in sorted(zip(known, points, strict=True))]
+    elif len(points) != 1:
+        return None
+    ends = ["-\\infty", *points, "\\infty"]
+    return ",".join(f"({low},{high})" for low, high in pairwise(ends))
 
 
 def _brackets(relation: str, *, closing: bool = False) -> str:

@@ -79,12 +79,18 @@ def _records(path: Path) -> list[Any]:
         whole = json.loads(text)
     except (ValueError, RecursionError):
         return _lines(path, text)
-    if isinstance(whole, dict) and len(whole) and isinstance(first := next(iter(whole.values())), list):
-        whole = whole.get("data", first)
-    records = whole if isinstance(whole, list) else [whole]
+    records = _listed(whole) if isinstance(whole, dict) else whole if isinstance(whole, list) else [whole]
     if not records:
         raise DataError(f"{path} holds no record")
     return records
+
+
+def _listed(whole: dict[str, Any]) -> list[Any]:
+    """The records in an object, or the object itself where it is a record: its problem may be a list, too."""
+    if any(key.strip().lower() in PROBLEM for key in whole):
+        return [whole]
+    found = whole.get("data", next(iter(whole.values()), None))
+    return found if isinstance(found, list) else [whole]
 
 
 def _lines(path: Path, text: str) -> list[Any]:

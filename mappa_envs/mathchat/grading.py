@@ -37,7 +37,9 @@ Gold = str | int | float | Sequence[Any]
 Code = Literal["right", "wrong", "no_answer", "too_long", "undecided"]
 
 _EITHER = re.compile(r"\s*\\text\{\s*,?\s*or\s*\}\s*|\s+or\s+", re.IGNORECASE)
-_NOTE = re.compile(r"\s*\((?:both|either|any|all)\b[^()]*\)\s*\Z", re.IGNORECASE)
+_NOTE = re.compile(r"\A\s*either\s+|\s*\((?:both|either|any|all)\b[^()]*\)\s*\Z", re.IGNORECASE)
+_REMARK = re.compile(r"(?<=\S)\s+\((?=[^()]*[A-Z]{3})[A-Z][A-Z ,.;:'’-]*\)\s*\Z", re.IGNORECASE)
+"""What may be said of several golds, after the last of them."""
 _ACCEPTED = re.compile(
     r"\((?:both|either|any|all)\b[^()]*\b(?:accept\w*|allowed|correct|counts?|suffices?|fine|ok)\b[^()]*\)\s*\Z",
     re.IGNORECASE,
@@ -106,6 +108,8 @@ def read_golds(gold: Gold) -> tuple[str, ...]:
         # "x = 1 or x = 2" is one answer, with two parts.
         is_one = re.search(r"[\\=<>]", gold) and not _ACCEPTED.search(gold)
         parts = [gold] if is_one else _EITHER.split(_NOTE.sub("", gold))
+        if len(parts) > 1:
+            parts[-1] = _REMARK.sub("", parts[-1])
         return tuple(part.strip() for part in parts if part.strip())
     if isinstance(gold, (list, tuple)):
         return tuple(text for one in gold for text in read_golds(one))

@@ -17,6 +17,8 @@ from mappa_envs.actions import handover_text
 _TOKEN = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*\{?|\\.|[{}]", re.DOTALL)
 _BARE = re.compile(r"\s*([-+]?[\w.]+)")
 _FILLING = re.compile(r"(?:[\s$.,;:()*/|&}-]|\\(?:text\{|[,;: ()\[\]]|(?:quad|qquad|lor|vee)(?![A-Za-z])))+")
+_NAMED = re.compile(r"(?<![A-Za-z\\])([A-Za-z])(?:_\{?\w\}?)? ?=[ $]*\Z")
+"""What stands before a box that gives the value of a letter: "x =", "x_1 ="."""
 _JOINTS = frozenset(
     " ".join((first, second)).strip()
     for first in ("", "and", "or", "and or")
@@ -56,11 +58,20 @@ def find_answer(message: str) -> str | None:
         return _spoken(text)
     start, _, answer = boxes.pop()
     parts = [answer]
-    while boxes and _FILLING.sub(" ", text[boxes[-1][1] : start]).strip().lower() in _JOINTS:
+    while boxes and _is_joint(text, *boxes[-1][:2], start):
         start, _, other = boxes.pop()
         if other.strip() not in parts:
             parts.insert(0, other.strip())
     return ", ".join(parts).strip() or None
+
+
+def _is_joint(text: str, first: int, end: int, second: int) -> bool:
+    """Whether the boxes that begin at `first`, which ends at `end`, and at `second` are one list."""
+    between = text[end:second]
+    names = [_NAMED.search(text, max(0, at - 20), at) for at in (first, second)]
+    if names[0] and names[1] and names[0][1] == names[1][1]:
+        between = text[end : max(end, names[1].start())]
+    return _FILLING.sub(" ", between).strip().lower() in _JOINTS
 
 
 def _boxes(text: str) -> tuple[list[tuple[int, int, str]], bool]:
@@ -128,6 +139,11 @@ def _as_frac(found: re.Match[str]) -> str:
     return rf"\frac{{{above.strip()}}}{{{below.strip()}}}"
 
 
+_BASES = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+    "eleven": 11, "twelve": 12, "sixteen": 16,
+}  # fmt: skip
+
 _UPPER = r"((?:(?!\\{0}(?![A-Za-z]))[^{{}}])+)\\{0}(?![A-Za-z])([^{{}}]+)"
 """What stands above and below the first `\\over` of a group."""
 _WRITE: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
@@ -150,6 +166,11 @@ _WRITE: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"(?<!\\)\\+\s*\Z|\A\s*(?:=|\\(?:implies|Rightarrow)(?![A-Za-z]))"), ""),
     (re.compile(r"(?<=\d)['’](?=\d{3}(?!\d))"), ","),
     (re.compile(r"(?<=[\w)}])\*\*(\d+)"), r"^{\1}"),
+    (
+        re.compile(rf"_\s*\{{\s*\\(?:text|textrm|mathrm)\{{({'|'.join(_BASES)})\}}\s*\}}"),
+        lambda found: f"_{{{_BASES[found[1]]}}}",
+    ),
+    (re.compile(r"\((\w+)\)(?=_\s*[\d{])"), r"\1"),
     (re.compile(r"_\s*\{\s*(\w)\s*\}"), r"_\1"),
     (re.compile(r"(?<=[\d.])\\(?:bar|dot)\s*\{(\d+)\}"), r"\\overline{\1}"),
     (re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])"), r"\\pi "),
@@ -168,7 +189,7 @@ _WRITE: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\\rbrace(?![A-Za-z])"), r"\\}"),
     (re.compile(r"\\dots(?![A-Za-z])|\\cdots(?![A-Za-z])|\.\.\.+"), r"\\ldots"),
     (re.compile(r"\\%"), "%"),
-    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\{([,:])\}"), r"\1"),
     (
         re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])"),
         r"\\text{degrees}",

@@ -56,7 +56,7 @@ UNITS.update(
 _NO_UNIT, _PERCENT = ("", ""), ("", "percent")
 _NOT_UNITS = re.compile(
     r"\b(?:or|and|not|cannot|never|without|\w+n['’]t|maybe|either|(?:thousand|million|billion|trillion|hundred|"
-    r"dozen)s?|half|halves|halved|doubled|tripled|twice|(?<!-)zero|mod|modulo|base|if|"
+    r"dozen|lakh|crore)s?|mille|basis|half|halves|halved|doubled|tripled|twice|(?<!-)zero|mod|modulo|base|if|"
     r"am|pm|a\.m|p\.m|more|less|than|over|above|below|plus|minus|times|divided|multiplied|raised|reduced|"
     r"increased|decreased|about|approximately|roughly|nearly|almost|around|at|"
     r"unless|except|squared|cubed|factorial|choose|i|pi|e|alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|"

@@ -9,10 +9,13 @@ It is quick and decent, not tuned. `lay_artifacts` uses it to start an episode i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Protocol
 
 from mappa_envs.dsbench import metrics
+from mappa_envs.dsbench.csv_files import read_columns
 from mappa_envs.dsbench.grading import TaskSpec
 from mappa_envs.dsbench.metrics import Family
 from mappa_envs.errors import ConfigError, DataError
@@ -28,12 +31,15 @@ class TabularTask(Protocol):
     @property
     def spec(self) -> TaskSpec: ...
 
+    @property
+    def files(self) -> Mapping[str, Path]: ...
+
 
 DATA_ENGINEER = """\
 import numpy as np
 import pandas as pd
 train, test = pd.read_csv("train.csv"), pd.read_csv("test.csv")
-columns = [c for c in test.columns if c != {id!r} and c not in {hidden!r}]
+{without_gaps}columns = [c for c in test.columns if c != {id!r} and c not in {hidden!r}]
 X_train, X_test, y_train = train[columns].copy(), test[columns].copy(), {target}
 for c in columns:
     if not pd.api.types.is_numeric_dtype(X_train[c]):
@@ -115,7 +121,14 @@ def expert_code(role_name: str, task: TabularTask) -> str:
     targets = list(spec.target_columns)
     if seat == "data_engineer":
         hidden = [*targets, *([spec.label_column] if spec.label_column else [])]
-        return DATA_ENGINEER.format(id=spec.id_column, hidden=hidden, target=_target(family, spec))
+        truth = [spec.label_column] if spec.label_column else targets
+        drop = f"train = train.dropna(subset={truth!r})\n"
+        return DATA_ENGINEER.format(
+            id=spec.id_column,
+            hidden=hidden,
+            target=_target(family, spec),
+            without_gaps=drop if _has_gaps(task.files.get("train.csv"), tuple(truth)) else "",
+        )
     if seat == "modeler":
         return MODELER.format(**model_fields(spec))
     predict = _PREDICT[Family.NUMBER if _predicts_numbers(spec) else family]
@@ -132,7 +145,11 @@ async def lay_artifacts(workspace: Workspace, task: TabularTask, upstream_roles:
     result = await workspace.run([expert_code(role, task) for role in upstream_roles])
     if not result.ok:
         why = result.limit or result.exception or f"exit code {result.exit_code}"
-        raise DataError(f"task {task.task_id}: the scripted expert failed ({why}): {result.stderr[-300:]}")
+        said = (result.stderr.strip().splitlines() or [""])[-1][:300]
+        raise DataError(
+            f"task {task.task_id}: the scripted expert failed ({why}) to make the files for a start in the "
+            f"middle: {said!r}. Begin with the first role; in training: --exploring-starts 0"
+        )
 
 
 def seat_of(role_name: str) -> str:
@@ -152,6 +169,14 @@ def _predicts_numbers(spec: TaskSpec) -> bool:
 def _which(spec: TaskSpec) -> str:
     """The column of the positive class; the last of the sorted labels unless the task names it."""
     return "-1" if spec.positive is None else f"[str(c) for c in model.classes_].index({spec.positive!r})"
+
+
+@lru_cache(maxsize=512)
+def _has_gaps(train: Path | None, truth: Sequence[str]) -> bool:
+    """Whether the first rows of the table have some without a target."""
+    if train is None or not train.is_file():
+        return False
+    return any(column.has_gaps for column in read_columns(train) if column.name in truth)
 
 
 def _target(family: Family, spec: TaskSpec) -> str:

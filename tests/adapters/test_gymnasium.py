@@ -15,7 +15,7 @@ from toy_team import TEAM, make_toy
 
 import mappa_envs
 from mappa_envs.adapters.gymnasium import SeatEnv
-from mappa_envs.errors import ConfigError, SandboxError
+from mappa_envs.errors import ConfigError, PromptTooLong, SandboxError
 from mappa_envs.mathchat.generators import GENERATORS
 from mappa_envs.testing import ExpertTeam, FakeCoach, FakeSandbox
 from mappa_envs.types import Episode, Role, ToolResult
@@ -149,6 +149,20 @@ def test_an_episode_without_the_seat_is_passed_over() -> None:
     assert env.aec.episode.task_id == "red"
     with pytest.raises(RuntimeError, match="second_0 got no turn in 10 episodes"):
         env.reset(options={"task_id": "blue"})
+
+
+def test_a_prompt_too_long_for_a_teammate_cuts_the_episode() -> None:
+    def short(agent: str, messages: list[dict[str, str]]) -> str:
+        if agent == "third_0":
+            raise PromptTooLong("at most 10 tokens")
+        return "good"
+
+    env = SeatEnv(make_toy(scoring="deferred"), "second_0", short)
+    env.reset(seed=0)
+    _, reward, terminated, truncated, info = env.step("good")
+    assert (reward, terminated, truncated) == (0.8, False, True)
+    assert info["stop_reason"] == "context"
+    assert info["corrections"] == [(1, 0.8)]
 
 
 def test_a_sandbox_that_fails_is_named() -> None:

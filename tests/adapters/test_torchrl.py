@@ -9,8 +9,10 @@ import pytest
 from toy_team import TASKS, TEAM, ToyEnv, judge, make_toy
 
 import mappa_envs
+from mappa_envs.errors import SandboxError
 from mappa_envs.spaces import FreeText
 from mappa_envs.testing import FakeCoach, FakeSandbox
+from mappa_envs.types import ToolResult
 
 torchrl = pytest.importorskip("torchrl", reason="the adapter needs torchrl")
 
@@ -100,6 +102,24 @@ def test_by_agent_wants_whole_episodes() -> None:
         by_agent(rollout[:, :2])
     with pytest.raises(ValueError, match="the first turns of an episode are missing"):
         by_agent(rollout[:, 1:])
+
+
+def test_by_agent_leaves_out_what_a_fault_of_the_sandbox_ended() -> None:
+    runs = iter([ToolResult(), SandboxError("the worker is gone")])
+
+    def script(blocks: Any, files: Any) -> ToolResult:
+        found = next(runs, ToolResult())
+        if isinstance(found, SandboxError):
+            raise found
+        return found
+
+    env = TeamEnv(make_toy(sandbox=FakeSandbox(script=script)))
+    rollout = env.rollout(
+        5, TeamPolicy(lambda agent, messages: "```python\n1\n```"), break_when_any_done=False
+    )
+    assert texts(rollout, ("next", "stop_reason")) == ["", "infra", "", "", "done"]
+    assert rollout["next", "scored"].flatten().tolist() == [True, False, True, True, True]
+    assert {agent: len(group) for agent, group in by_agent(rollout).items()} == dict.fromkeys(AGENTS, 1)
 
 
 def test_a_correction_scores_a_turn_that_had_no_score() -> None:

@@ -212,6 +212,16 @@ class LooksBack(OneByOne):
         return [CoachScore(score=8.0, reason="seen whole"), None]
 
 
+class Plain:
+    def score(self, request: CoachRequest) -> CoachScore:
+        return CoachScore(score=8.0, reason="no coroutine")
+
+
+def test_a_coach_that_is_calibrated_is_still_named(fitted: Calibration) -> None:
+    with pytest.raises(ConfigError, match=r"Plain\.score is a plain method"):
+        asyncio.run(calibrated(Plain(), fitted).score(request(make_turn(0))))  # type: ignore[arg-type]
+
+
 def test_it_looks_back_if_the_coach_does(fitted: Calibration) -> None:
     assert not isinstance(calibrated(OneByOne(), fitted), HindsightCoach)
     coach = calibrated(LooksBack(), fitted)

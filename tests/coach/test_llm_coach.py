@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from mappa_envs.coach.llm.client import _warn_of_no_price, load_litellm
 from mappa_envs.errors import CoachError, ConfigError, UnavailableError
 from mappa_envs.types import CoachScore
 
-pytest.importorskip("litellm", reason="needs the extra coach")
+if find_spec("litellm") is None:  # not imported here: that takes seconds, in every process of pytest's
+    pytest.skip("needs the extra coach", allow_module_level=True)
 pytestmark = pytest.mark.slow
 
 KEY = "sk-very-secret-key-of-a-user"

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,8 @@ from mappa_envs.coach.llm.coach import _Question
 from mappa_envs.coach.llm.limits import Budget, Pace, Usage
 from mappa_envs.errors import CoachError, ConfigError
 
-pytest.importorskip("litellm", reason="needs the extra coach")
+if find_spec("litellm") is None:  # not imported here: that takes seconds, in every process of pytest's
+    pytest.skip("needs the extra coach", allow_module_level=True)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("litellm", reason="needs the extra coach")
+if find_spec("litellm") is None:  # not imported here: that takes seconds, in every process of pytest's
+    pytest.skip("needs the extra coach", allow_module_level=True)
 torch = pytest.importorskip("torch", reason="needs the extra train")
 
 from mappa_envs.coach import BUDGET_SPENT, LLMCoach  # noqa: E402

@@ -125,6 +125,17 @@ def test_all_evidence_is_there() -> None:
         assert fact in document
 
 
+def test_a_start_in_the_middle_is_told_of_one_action_and_of_an_episode() -> None:
+    action, whole = make_request(), make_episode_request()
+    told = "With talker_0: the files of the roles before it were made by a scripted expert."
+    for parts in (
+        action_parts(replace(action, episode=replace(action.episode, start_role="talker_0"))),
+        episode_parts(replace(whole, episode=replace(whole.episode, start_role="talker_0"))),
+    ):
+        assert told in outside(fenced(parts, NONCE))
+    assert "expert" not in fenced([*action_parts(action), *episode_parts(whole)], NONCE)
+
+
 def test_times_and_scores_are_not_evidence() -> None:
     request = make_request()
     turn = replace(

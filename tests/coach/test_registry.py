@@ -38,6 +38,8 @@ def test_unknown_names_and_options_say_what_there_is() -> None:
         make_coach("oracle")
     with pytest.raises(ConfigError, match="options"):
         make_coach("rubric", mood="kind")
+    with pytest.raises(ConfigError, match=r"coach 'fake:high' cannot be made.*'high'"):
+        make_coach("fake:high")
 
 
 def test_registering(monkeypatch: pytest.MonkeyPatch) -> None:

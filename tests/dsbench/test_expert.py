@@ -104,6 +104,17 @@ def test_a_message_is_short_text_and_one_closed_python_block(task: TinyTask) -> 
         assert len(action) < 1200
 
 
+def test_rows_without_a_target_are_left_out(task: TinyTask, bench: Bench) -> None:
+    train = task.files["train.csv"]
+    rows = train.read_text().splitlines()
+    train.write_text("\n".join([rows[0], *(row.rpartition(",")[0] + "," for row in rows[1:6]), *rows[6:]]))
+    code = [expert_code(role, task) for role in ROLES]
+    ran, found = bench.look(task, code, FILES)
+    assert ran.ok, ran.stderr
+    assert {a.path: a.status for a in found.values()} == dict.fromkeys(FILES, "valid")
+    assert found["X_train.pkl"].shape == (75, 3)
+
+
 def test_unknown_role_and_unsolvable_task_say_so(task: TinyTask, bench: Bench) -> None:
     with pytest.raises(ConfigError, match="knows no role 'poet_0'"):
         expert_action("poet_0", task)
@@ -112,5 +123,6 @@ def test_unknown_role_and_unsolvable_task_say_so(task: TinyTask, bench: Bench) -
         async with await bench.sandbox.open({}) as workspace:
             await lay_artifacts(workspace, task, ROLES[:1])
 
-    with pytest.raises(DataError, match=r"the scripted expert failed \(FileNotFoundError\)"):
+    # On one line, with the way out.
+    with pytest.raises(DataError, match=r"the scripted expert failed \(FileNotFoundError\).*starts 0\Z"):
         asyncio.run(without_data())

@@ -37,6 +37,15 @@ def test_own_folder(tmp_path: Path) -> None:
     assert [finding.ok for finding in check(tmp_path)] == [True]
 
 
+def test_a_saved_index_is_no_feature_of_the_prompt(tmp_path: Path) -> None:
+    folder = own(tmp_path)
+    (folder / "train.csv").write_text(",id,rooms,price\n0,1,3,100\n1,2,2,90\n")
+    (folder / "test.csv").write_text(",id,rooms\n0,4,3\n1,5,2\n")
+    (task,) = load_folder(tmp_path)
+    assert task.prompt.splitlines()[2] == "Numbers: rooms."
+    assert [finding.ok for finding in check(tmp_path)] == [True]
+
+
 def test_splits_where_nobody_named_them(tmp_path: Path) -> None:
     for number in range(5):
         own(tmp_path, f"task{number}")
@@ -204,6 +213,23 @@ def test_one_test_row_is_enough_where_the_metric_is_defined(
     assert problem in finding.message
 
 
+@pytest.mark.parametrize(
+    ("ids", "note"),
+    [
+        (("004", "005"), "; note: pandas.read_csv makes 4 of the id 004: put a letter before the ids"),
+        (("a004", "005"), ""),
+        (("0", "10"), ""),
+    ],
+)
+def test_ids_that_lose_their_zeros_are_noted(tmp_path: Path, ids: tuple[str, str], note: str) -> None:
+    folder = own(tmp_path)
+    (folder / "test.csv").write_text(f"id,rooms,town\n{ids[0]},3,Ulm\n{ids[1]},2,Bonn\n")
+    (folder / "answers.csv").write_text(f"id,price\n{ids[0]},95\n{ids[1]},80\n")
+    (finding,) = check(tmp_path)
+    assert finding.ok
+    assert finding.message == f"regression, rmse, 3 training rows, 2 test rows{note}"
+
+
 def test_a_constant_target_is_nothing_to_learn(tmp_path: Path) -> None:
     (own(tmp_path) / "train.csv").write_text("id,rooms,town,price\n1,3,Bonn,100\n2,,Ulm,100\n")
     (finding,) = check(tmp_path)
@@ -227,6 +253,8 @@ def test_a_constant_target_is_nothing_to_learn(tmp_path: Path) -> None:
         ("train.csv", "id;rooms;town;price\n1;3;Bonn;9\n", "no column 'price' (it has: id;rooms;town;price)"),
         ("train.csv", 'id,rooms,town,price\n1,3,"Bonn,9\n', "row 1 below the header has 3 fields, not 4"),
         ("train.csv", "id,rooms,town,price\n1,\0,Bonn,9\n", "train.csv: has binary content"),
+        ("train.csv", "id, rooms,town,price\n1,3,Bonn,9\n", "column ' rooms' has blanks around its name"),
+        ("test.csv", "id,rooms,town \n4,3,Ulm\n5,2,Bonn\n", "column 'town ' has blanks around its name"),
         ("sample_submission.csv", "id,cost\n4,1\n", "sample_submission.csv: no column 'price'"),
     ],
 )

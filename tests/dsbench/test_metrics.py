@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 import sklearn.metrics
@@ -304,6 +306,8 @@ def test_one_row_has_no_r2_and_no_ranking() -> None:
 
 def test_labels_have_one_order_in_every_process() -> None:
     assert metrics.label_order(["10", "9", "1.0", "01", "1"]) == ["01", "1", "1.0", "9", "10"]
+    orders = {tuple(metrics.label_order(labels)) for labels in permutations(["2", "nan", "1", "3"])}
+    assert orders == {("1", "2", "3", "nan")}
 
 
 def test_report_of_several_columns_is_the_mean() -> None:

@@ -79,6 +79,7 @@ def test_targets_are_names(tmp_path: Path, targets: str) -> None:
         ("accuracy", 'labels = ["a", "b", "c", "d"]', ""),
         ("accuracy", 'labels = ["a", "b"]', "the label 'c' is not among 'labels' (a, b): add it there"),
         ("map@3", 'labels = ["a", "b"]', "the label 'c' is not among 'labels' (a, b)"),
+        ("qwk", "", "qwk counts how far labels are apart, so that they must be numbers; got 'a'"),
         ("f1", "", "f1 needs two labels, or the one that counts, but there are 3 (a, b, c): set 'positive'"),
         ("roc_auc", "", "roc_auc needs two labels, or the one that counts, but there are 3"),
         ("roc_auc", 'positive = "b"', ""),
@@ -91,6 +92,15 @@ def test_labels_are_those_of_training(tmp_path: Path, metric: str, more: str, wo
     message = finding_of(tmp_path)
     assert words in message
     assert bool(words) is bool(message)
+
+
+@pytest.mark.parametrize("gap", ["", "NaN", "NA"])
+def test_a_gap_in_the_target_is_no_label(tmp_path: Path, gap: str) -> None:
+    folder = label_task(tmp_path, "", metric="roc_auc", answers="4,1\n5,0\n")
+    (folder / "train.csv").write_text(f"id,rooms,sign\n1,3,0\n2,,1\n3,4,{gap}\n")
+    (task,) = load_folder(tmp_path)
+    assert (task.spec.labels, task.spec.positive) == (("0", "1"), "1")
+    assert finding_of(tmp_path) == ""
 
 
 def test_true_and_1_are_the_same_label(tmp_path: Path) -> None:

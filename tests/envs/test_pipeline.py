@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from team_fakes import DATA, MODEL, SUBMIT, MakeEnv, write
+from team_fakes import DATA, MODEL, SUBMIT, MakeEnv, inspect_list, run_list, write
 
 from mappa_envs.coach.base import CoachRequest
 from mappa_envs.dsbench.env import DSBenchEnv, dsbench_team
 from mappa_envs.errors import CoachError, ConfigError
-from mappa_envs.testing import FakeCoach, api_test, check_promises, without_times
-from mappa_envs.types import CoachScore, Episode, Role, ScoreRevision, StopReason
+from mappa_envs.testing import FakeCoach, FakeSandbox, api_test, check_promises, without_times
+from mappa_envs.types import CoachScore, Episode, Outcome, Role, ScoreRevision, StopReason
 
 
 def play(env: DSBenchEnv, actions: Sequence[str], **options: Any) -> Episode:
@@ -52,6 +52,15 @@ def test_max_turns_truncates_all(make_env: MakeEnv) -> None:
     assert (episode.outcome, episode.grade_code) == (0.0, "no_file")
 
 
+def test_a_time_limit_truncates_all(make_env: MakeEnv) -> None:
+    env = make_env(time_limit_s=1e-9, ground_truth="final")
+    episode = play(env, [DATA])
+    assert episode.stop_reason is StopReason.TIME
+    assert set(env.truncations.values()) == {True}
+    assert episode.grade_code == "no_file"
+    assert play(make_env(time_limit_s=1e9), [DATA, MODEL, SUBMIT]).stop_reason is StopReason.DONE
+
+
 def test_a_role_goes_on_until_its_files_are_valid(make_env: MakeEnv) -> None:
     episode = play(
         make_env(), [write("X_train.pkl"), write("X_test.pkl", "y_train.pkl"), "I pass.", "I pass."]
@@ -88,6 +97,24 @@ def test_files_are_inspected_only_when_touched(make_env: MakeEnv) -> None:
     env.inspect = counted  # type: ignore[method-assign]
     play(env, [write("notes.txt"), DATA, "No code."])
     assert len(calls) == 1
+
+
+def test_a_folder_in_place_of_a_file_is_seen(make_env: MakeEnv) -> None:
+    def inspector(script: str, files: dict[str, bytes]) -> Any:
+        found = inspect_list(script, files)
+        path = script.split('"path": "')[1].split('"')[0]
+        if any(name.startswith(f"{path}/") for name in files):
+            found = {"status": "invalid", "problem": f"{path} is not a regular file"}
+        return found
+
+    env = make_env(sandbox=FakeSandbox(script=run_list, inspector=inspector))
+    play(env, [write("X_train.pkl/part")])
+    found = env.episode.turns[0].artifacts[0]
+    assert (found.status, found.written_by) == ("invalid", 0)
+    prompt = env.observe("data_engineer_0")["prompt"]
+    assert "- X_train.pkl (invalid: X_train.pkl is not a regular file)" in prompt
+    env.step(write("-X_train.pkl/part"))
+    assert env.episode.turns[1].artifacts[0].status == "missing"
 
 
 def test_the_outcome_reaches_the_coach_at_the_end_only(make_env: MakeEnv) -> None:
@@ -240,6 +267,31 @@ def test_bad_input_is_named(make_env: MakeEnv) -> None:
     for option in ({"visibility": "some"}, {"handover": ""}, {"max_turns": 0}, {"max_actions": (0, 1, 1)}):
         with pytest.raises(ConfigError, match=next(iter(option))):
             make_env(**option)
+    for limit_s in (0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match=r"time_limit_s .*None"):
+            make_env(time_limit_s=limit_s)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"value": 1.5}, "value must be"),
+        ({"value": float("nan")}, "value must be"),
+        ({"metrics": {"r2": float("nan")}}, "r2 must be finite"),
+        ({"metrics": {"mae": 3, "rmse": float("inf")}}, "rmse must be finite"),
+    ],
+)
+def test_an_outcome_that_no_record_can_carry_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Outcome(**{"value": 0.5, "success": True, "code": "ok", **fields})
+
+
+def test_a_role_without_files_is_told_of_none(make_env: MakeEnv) -> None:
+    planner = Role(name="planner_0", title="Planner", duty="Say what to do.")
+    env = make_env(team=[planner, *dsbench_team()])
+    env.reset(seed=0)
+    assert env.observe("planner_0")["prompt"].endswith("# Now\nYou can send up to one message.")
+    assert "Leave behind: model.pkl." in env.observe("modeler_0")["prompt"]
 
 
 def test_strange_characters_stay_in_the_record(make_env: MakeEnv) -> None:

@@ -73,11 +73,21 @@ def test_shapes_of_files(tmp_path: Path) -> None:
         ("a.json", records),
         ("b.jsonl", lines),
         ("c.json", {"data": records}),
+        ("e.json", {"version": 1, "data": records}),
+        ("f.json", {"problems": records}),
         ("d.jsonl", "\ufeff" + lines.replace("\n", "\r\n\r\n")),
     ):
         assert [task.golds for task in load_tasks(write(tmp_path, content, name))] == [
             ("1",), ("2",), ("3",), ("4",)
         ]  # fmt: skip
+
+
+def test_one_record_alone_is_no_list_of_them(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "What is 1+1?"}]
+    for record in ({"prompt": chat, "answer": 2}, {"answer": [2, "two"], "problem": "What is 1+1?"}):
+        task = one(tmp_path, record)
+        assert (task.prompt, task.golds[0]) == ("What is 1+1?", "2")
+        assert load_tasks(write(tmp_path, record, "alone.json"))[0].golds == task.golds
 
 
 def test_ids_splits_and_levels(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from mappa_envs.coach.base import CoachRequest, EpisodeRequest
 from mappa_envs.coach.llm.fence import Part, closing, fenced, opening
 from mappa_envs.coach.llm.instructions import DUTIES, HINDSIGHT, INLINE
-from mappa_envs.types import Artifact, Outcome, Role, Task, ToolResult, Turn
+from mappa_envs.types import Artifact, Episode, Outcome, Role, Task, ToolResult, Turn
 from mappa_envs.view import head_and_tail
 
 SCALES = (1.0, 0.3, 0.1)
@@ -61,13 +61,9 @@ def action_parts(request: CoachRequest, scale: float = 1.0) -> list[Part]:
     used = sum(earlier.agent == role.name for earlier in request.episode.turns)
     more = "It cannot act again now." if request.last_action else "It may act again."
     facts = f"Agent {role.name} ({role.title}), turn {turn.index}, its action number {used + 1}. {more}"
-    if request.episode.start_role:
-        facts += (
-            f" The episode began at {request.episode.start_role}: the files of the roles before it were made "
-            "by a scripted expert."
-        )
     return [
         _task(request.task, scale),
+        *_start(request.episode),
         Part(title="Who is judged", text=facts, trusted=True),
         *_briefs(request.episode.turns, scale),
         *(
@@ -86,7 +82,8 @@ def episode_parts(request: EpisodeRequest, scale: float = 1.0) -> list[Part]:
     turns = request.episode.turns
     share = min(1.0, _EPISODE / (len(turns) * (_ACTION + _STDOUT + _STDERR))) if turns else 1.0
     writers = {turn.index: turn.agent for turn in turns}
-    parts = [_task(request.task, scale), *_files("at the start", request.states[0], request.team, writers)]
+    parts = [_task(request.task, scale), *_start(request.episode)]
+    parts += _files("at the start", request.states[0], request.team, writers)
     for turn, after in zip(turns, request.states[1:], strict=True):
         parts.append(Part(title=f"Turn {turn.index}", text=f"By {turn.agent}.", trusted=True))
         parts += _what_it_did(turn, scale * share)
@@ -135,6 +132,13 @@ def _task(task: Task, scale: float) -> Part:
     return Part(
         title="The task", text=f"{task.task_type}\n{_cut(task.prompt, _TASK * scale)}{_cut(files, 2000)}"
     )
+
+
+def _start(episode: Episode) -> list[Part]:
+    if not episode.start_role:
+        return []
+    words = f"With {episode.start_role}: the files of the roles before it were made by a scripted expert."
+    return [Part(title="Where the episode began", text=words, trusted=True)]
 
 
 def _briefs(turns: Sequence[Turn], scale: float) -> list[Part]:
