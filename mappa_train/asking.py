@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import concurrent.futures
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
-from mappa_train.engine.base import BatchEngine, StreamEngine
+from mappa_train.engine.base import BatchEngine, InlineEngine, StreamEngine
 from mappa_train.types import Generation, GenerationRequest
 
 
@@ -20,6 +24,10 @@ class Asker(Protocol):
 
     def leave(self) -> None:
         """One place of the pool brings no more prompts."""
+        ...
+
+    def serve(self, until: Future[Any]) -> None:
+        """In another thread than the event loop's: compute what is asked for, until the future is done."""
         ...
 
 
@@ -36,6 +44,7 @@ class Barrier:
     num_places: int
     _waiting: list[tuple[GenerationRequest, asyncio.Future[Generation]]] = field(default_factory=list)
     _flushing: asyncio.Task[None] | None = None
+    _jobs: queue.SimpleQueue[Callable[[], None]] = field(default_factory=queue.SimpleQueue)
 
     async def ask(self, request: GenerationRequest) -> Generation:
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
@@ -58,7 +67,7 @@ class Barrier:
         )
         self._waiting = [item for item in self._waiting if item[0].agent != first]
         try:
-            answers = await asyncio.to_thread(self.engine.generate, [request for request, _ in batch])
+            answers = await self._generate([request for request, _ in batch])
             pairs = list(zip(batch, answers, strict=True))
         except asyncio.CancelledError:
             for _, future in batch:
@@ -73,6 +82,25 @@ class Barrier:
             if not future.done():
                 future.set_result(answer)
 
+    async def _generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        answers: Future[list[Generation]] = Future()
+        self._jobs.put(partial(_fulfil, answers, partial(self.engine.generate, requests)))
+        return await asyncio.wrap_future(answers)
+
+    def serve(self, until: Future[Any]) -> None:
+        until.add_done_callback(lambda _: self._jobs.put(lambda: None))
+        while not until.done():
+            self._jobs.get()()
+
+
+def _fulfil(future: Future[list[Generation]], work: Callable[[], list[Generation]]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except BaseException as error:  # noqa: BLE001  (raised where the work was asked for)
+        future.set_exception(error)
+
 
 @dataclass
 class Direct:
@@ -86,3 +114,9 @@ class Direct:
 
     def leave(self) -> None:
         """Nobody waits for others here."""
+
+    def serve(self, until: Future[Any]) -> None:
+        if isinstance(self.engine, InlineEngine):
+            self.engine.serve(until)
+        else:
+            concurrent.futures.wait([until])

@@ -22,6 +22,7 @@ from mappa_envs.pipeline import PipelineEnv
 from mappa_envs.sampling import stratified
 from mappa_envs.types import StopReason, Task
 from mappa_train.asking import Asker, Barrier, Direct
+from mappa_train.beside import run_beside
 from mappa_train.config import Config
 from mappa_train.engine.base import BatchEngine, StreamEngine
 from mappa_train.tokens import ChatTokenizer
@@ -165,7 +166,7 @@ def collect(
     )
     start = time.perf_counter()
     try:
-        asyncio.run(rollout.run(num_places))
+        run_beside(lambda: rollout.run(num_places), rollout.asker.serve)
     except BaseExceptionGroup as group:
         # One reason is enough: the others are the episodes that were cancelled with it.
         raise group.exceptions[0] from None
@@ -235,7 +236,7 @@ class _Rollout:
                     for _ in range(num_places):
                         group.create_task(self._work(todo, room, group))
         except BaseException:
-            # Inside the loop, whose end waits for a thread that is sampling.
+            # Now, as whoever called us samples until the loop has ended.
             self.engine.cancel()
             raise
 
@@ -261,13 +262,22 @@ class _Rollout:
     async def _play(self, plan: EpisodePlan) -> _Played:
         """An episode that no fault of the sandbox ended, but for its scores."""
         env = self.env.sibling(self.env.coach)
+        fault: SandboxError | None = None
         try:
             for _ in range(1 + MAX_INFRA_RETRIES):
-                played = await self._attempt(plan, env)
+                try:
+                    played = await self._attempt(plan, env)
+                except SandboxError as error:  # before there was an episode that it could have ended
+                    fault = error
+                    continue
                 if env.episode.stop_reason is not StopReason.INFRA:
                     self.watchdog.waits(plan.index, "the coach")
                     return played
-            raise SandboxError(f"episode {plan.index}: the sandbox failed {MAX_INFRA_RETRIES + 1} times")
+                reason = env.episode.turns[-1].unscored_reason if env.episode.turns else None
+                fault = SandboxError(reason or "the sandbox failed at its end")
+            raise SandboxError(
+                f"episode {plan.index}: the sandbox failed {MAX_INFRA_RETRIES + 1} times: {fault}"
+            ) from fault
         except BaseException:
             await env.aclose()
             raise

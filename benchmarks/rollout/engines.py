@@ -93,7 +93,8 @@ def run_steps(config: Config, num_steps: int, *, learns: bool) -> Steps:
 def raw_tokens_per_s(config: Config, rollouts: Sequence[EpisodeRollout]) -> float:
     """Of vLLM itself on the prompts of these rollouts, with the model that the policies began from.
 
-    It gets our engines' settings, so that only what a rollout adds is between the two.
+    It gets our engines' settings and samples as many tokens of each prompt as the rollout did, so that only
+    what a rollout adds is between the two.
     """
     from mappa_train.tokens import ChatTokenizer
 
@@ -101,14 +102,13 @@ def raw_tokens_per_s(config: Config, rollouts: Sequence[EpisodeRollout]) -> floa
     tokenizer = ChatTokenizer(folder)
     device, on_gpu = pick_device(), torch.cuda.is_available()
     model = load_model(folder, torch.bfloat16 if on_gpu else torch.float32, device)
-    by_agent: dict[str, list[list[int]]] = {}
+    by_agent: dict[str, list[tuple[list[int], int]]] = {}
     for action in _actions(rollouts):
-        by_agent.setdefault(action.agent, []).append(action.prompt_ids.tolist())
+        asked = (action.prompt_ids.tolist(), len(action.generation.token_ids))
+        by_agent.setdefault(action.agent, []).append(asked)
     job = {
         "settings": engine_settings(folder, model, context_tokens=tokenizer.context_tokens),
-        "stop_ids": list(tokenizer.stop_ids),
         "temperature": config.temperature,
-        "max_new_tokens": config.max_new_tokens,
         "prompts": list(by_agent.values()),
     }
     with tempfile.TemporaryDirectory() as place:

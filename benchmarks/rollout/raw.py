@@ -1,7 +1,7 @@
 """vLLM itself on given prompts, in a process of its own: `python -m benchmarks.rollout.raw JOB.json`.
 
 Prints tokens, seconds as JSON. The prompts of each agent are one call of `LLM.generate`, one agent after the
-other, as a team needs them.
+other, as a team needs them; of each as many tokens are sampled as the job says.
 """
 
 from __future__ import annotations
@@ -21,22 +21,26 @@ def main(path: str) -> None:
 
     job = json.loads(Path(path).read_text())
     model = LLM(**job["settings"])
-    params = SamplingParams(
-        temperature=job["temperature"],
-        max_tokens=job["max_new_tokens"],
-        logprobs=0,
-        ignore_eos=True,
-        stop_token_ids=job["stop_ids"],
-        detokenize=False,
-    )
-    warm = [TokensPrompt(prompt_token_ids=job["prompts"][0][0])]
-    model.generate(warm, params, use_tqdm=False)
+
+    def sample(asked: list[tuple[list[int], int]]) -> int:
+        params = [
+            SamplingParams(
+                temperature=job["temperature"],
+                max_tokens=count,
+                logprobs=0,
+                ignore_eos=True,
+                detokenize=False,
+            )
+            for _, count in asked
+        ]
+        batch = [TokensPrompt(prompt_token_ids=ids) for ids, _ in asked]
+        answers = model.generate(batch, params, use_tqdm=False)
+        return sum(len(answer.outputs[0].token_ids) for answer in answers)
+
+    sample(job["prompts"][0][:1])
     model.reset_prefix_cache()
-    start, num_tokens = time.perf_counter(), 0
-    for prompts in job["prompts"]:
-        batch = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
-        for answer in model.generate(batch, params, use_tqdm=False):
-            num_tokens += len(answer.outputs[0].token_ids)
+    start = time.perf_counter()
+    num_tokens = sum(sample(asked) for asked in job["prompts"])
     print(json.dumps({"tokens": num_tokens, "seconds": time.perf_counter() - start}))
 
 

@@ -8,7 +8,8 @@ it comes and batches inside: no episode waits for the slowest, but the batches d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from concurrent.futures import Future
+from typing import Any, Protocol, runtime_checkable
 
 from mappa_train.types import Generation, GenerationRequest
 
@@ -51,7 +52,7 @@ class BatchEngine(Engine, Protocol):
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """One generation for each request, in order.
 
-        Blocking; called from one worker thread at a time. `cancel` makes it raise
+        Blocking; called from the thread that also calls `sync`. `cancel` makes it raise
         `asyncio.CancelledError`.
         """
         ...
@@ -69,4 +70,13 @@ class StreamEngine(Engine, Protocol):
         `truncated=True`; there may be none. `cancel` makes it raise `asyncio.CancelledError`. An exception
         of another kind means that this request cannot be answered, and ends the rollout.
         """
+        ...
+
+
+@runtime_checkable
+class InlineEngine(StreamEngine, Protocol):
+    """Computes in the thread that calls `sync`, and only while that serves."""
+
+    def serve(self, until: Future[Any]) -> None:
+        """Sample what other threads ask for, until the future is done."""
         ...

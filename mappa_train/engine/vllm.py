@@ -1,22 +1,21 @@
 """vLLM: prompts are sampled as they come, in batches that change with every token.
 
 The engines live in this process, so weights go from the learner's model straight into them, and a killed run
-leaves nothing behind. One thread of ours makes and steps all of them: several threads crash vLLM. On a CPU,
-and for agents with whole weights of their own, each agent has an engine; LoRA agents on a GPU share one, with
-an adapter each.
+leaves nothing behind. The thread that learns makes and steps all of them: several threads crash vLLM, and are
+slower (`beside.py`). On a CPU, and for agents with whole weights of their own, each agent has an engine; LoRA
+agents on a GPU share one, with an adapter each.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import itertools
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,9 +30,6 @@ from mappa_train.engine.vllm_setup import prepare, start_engine, stderr_in_log
 from mappa_train.engine.vllm_weights import AdapterWeights, MergedWeights, Probe, Weights, ask, bring_in
 from mappa_train.policies import Policies
 from mappa_train.types import Generation, GenerationRequest
-
-CLOSE_S = 60.0
-"""How long closing waits for the step that is being computed."""
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +57,7 @@ class _Pending:
 
 
 class VllmEngine:
-    """Samples every agent's actions with vLLM; see `StreamEngine`.
+    """Samples every agent's actions with vLLM; see `InlineEngine`.
 
     `probe_ids` (int64 [p]) is the prompt that each sync is verified with. `adapters` is the LoRA (rank,
     alpha) where all agents shall share one engine; None: an engine an agent. `sleeps`: the engine, one of
@@ -91,9 +87,7 @@ class VllmEngine:
         self._pending: dict[str, _Pending] = {}
         self._dead: Exception | None = None
         self._count = itertools.count()
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
-        self._thread.start()
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     # From any thread.
 
@@ -119,64 +113,69 @@ class VllmEngine:
             self._jobs.put(partial(self._abort, [name]))
             raise
 
+    def cancel(self) -> None:
+        self._jobs.put(self._cancel_all)
+
+    # From one thread only.
+
+    def serve(self, until: Future[Any]) -> None:
+        """Sample what other threads ask for, until the future is done."""
+        until.add_done_callback(lambda _: self._jobs.put(lambda: None))
+        while not until.done():
+            try:
+                self._do_jobs(wait=not self._pending)
+                self._abort_late()
+                self._step()
+            except Exception as error:  # noqa: BLE001  (those who wait must hear of it)
+                self._die(error)
+
     def sync(self, version: int) -> None:
         """Load every agent's weights, forget what was cached, and verify, agent by agent.
 
         Raises `SyncError` if an engine does not say of the probe what its agent's policy says.
         """
-        self._call(partial(self._sync, version))
+        self._do_jobs()
+        if self._weights is None and self._dead is None:
+            self._start()
+        weights = self._live()
+        if self._pending:
+            raise RuntimeError(f"sync while {len(self._pending)} requests are under way")
+        self._version = None
+        self._wake()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # the learner's last update may be on another stream
+        bring_in(weights, self._policies, self._probe, version, ask)
+        self._version = version
 
     def sleep(self) -> None:
         """Give the GPU's memory back until the next `sync`; nothing is being generated.
 
         Does nothing where the engine was not told that it sleeps.
         """
-        if self._sleeps:
-            self._call(self._fall_asleep)
-
-    def cancel(self) -> None:
-        self._jobs.put(self._cancel_all)
+        self._do_jobs()
+        engines = self._engines() if self._sleeps else []
+        if self._pending:
+            raise RuntimeError(f"sleep while {len(self._pending)} requests are under way")
+        if engines and not self._asleep:
+            self._version = None
+            for engine in engines:
+                # Level 1: the base is kept on the host. A sync brings adapters, and not the base again.
+                engine.sleep(level=1)
+            self._asleep = True
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._jobs.put(None)
-            self._thread.join(CLOSE_S)
+        self._cancel_all()
+        for engine in self._engines():
+            engine.engine_core.shutdown()
+        if self._weights is not None:
+            self._weights.close()
+        self._weights = None
 
-    def _call(self, work: Callable[[], None]) -> None:
-        """Have the thread do something, and wait for it."""
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-        def job() -> None:
-            try:
-                work()
-            except BaseException as error:  # noqa: BLE001  (raised where the work was asked for)
-                done.set_exception(error)
-            else:
-                done.set_result(None)
-
-        self._jobs.put(job)
-        done.result()
-
-    # In the thread only.
-
-    def _run(self) -> None:
-        while self._serve():
-            pass
-        self._shut_down()
-
-    def _serve(self) -> bool:
-        """Do what was asked for, then sample a token of some requests; False when all is over."""
-        try:
-            while not self._pending or not self._jobs.empty():
-                job = self._jobs.get()
-                if job is None:
-                    return False
-                job()
-            self._abort_late()
-            self._step()
-        except Exception as error:  # noqa: BLE001  (those who wait must hear of it)
-            self._die(error)
-        return True
+    def _do_jobs(self, *, wait: bool = False) -> None:
+        """What other threads want done; `wait` for the first of it."""
+        while wait or not self._jobs.empty():
+            self._jobs.get()()
+            wait = False
 
     def _start(self) -> None:
         model = self._policies.sampler(self._policies.agents[0])
@@ -194,30 +193,6 @@ class VllmEngine:
         finally:
             # On a CPU vLLM makes it do nothing, for the whole process.
             torch.set_num_threads = threads
-
-    def _sync(self, version: int) -> None:
-        if self._weights is None and self._dead is None:
-            self._start()
-        weights = self._live()
-        if self._pending:
-            raise RuntimeError(f"sync while {len(self._pending)} requests are under way")
-        self._version = None
-        self._wake()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # the learner's last update was launched on another thread
-        bring_in(weights, self._policies, self._probe, version, ask)
-        self._version = version
-
-    def _fall_asleep(self) -> None:
-        engines = self._engines()
-        if self._pending:
-            raise RuntimeError(f"sleep while {len(self._pending)} requests are under way")
-        if engines and not self._asleep:
-            self._version = None
-            for engine in engines:
-                # Level 1: the base is kept on the host. A sync brings adapters, and not the base again.
-                engine.sleep(level=1)
-            self._asleep = True
 
     def _wake(self) -> None:
         if self._asleep:
@@ -300,11 +275,3 @@ class VllmEngine:
         """Each engine once."""
         by_agent = {} if self._weights is None else self._weights.engines
         return list({id(engine): engine for engine in by_agent.values()}.values())
-
-    def _shut_down(self) -> None:
-        self._cancel_all()
-        for engine in self._engines():
-            engine.engine_core.shutdown()
-        if self._weights is not None:
-            self._weights.close()
-        self._weights = None

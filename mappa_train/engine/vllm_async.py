@@ -197,7 +197,8 @@ class AsyncVllmEngine:
     def _die(self, error: Exception, why: str | None = None) -> UnavailableError:
         """Keep in mind that an engine is dead, and why; and the error for those who wait."""
         if self._why_dead is None:
-            self._why_dead = why or f"vLLM has stopped ({error!r}); resume the run to start it again"
+            said = str(error) if isinstance(error, UnavailableError) else repr(error)
+            self._why_dead = why or f"vLLM has stopped ({said}); resume the run to start it again"
             self._stderr.seek(0)
             tail = self._stderr.read().decode("utf-8", "replace").strip()[-_TAIL:]
             log.error("%s\nits processes wrote:\n%s", self._why_dead, tail or "nothing", exc_info=error)

@@ -107,6 +107,9 @@ def _dotted(release: tuple[int, ...]) -> str:
 def prepare(*, own_processes: bool = False) -> None:
     """Set what vLLM reads when it is imported, and its processes when they start."""
     os.environ.update(_ENVIRONMENT)
+    if why_no_own_processes():
+        # These versions bind the threads of this process to cores, and what it starts later inherits that.
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     if own_processes:
         os.environ.update(_OWN_PROCESSES | {OWNER: str(os.getpid())})
 

@@ -14,17 +14,20 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mappa_envs.errors import UnavailableError
+from mappa_envs.errors import UnavailableError, boundary
 from mappa_train.engine.vllm_weights import named_weights
 
 Backend = Literal["nccl", "file"]
+
+T = TypeVar("T")
 
 ANSWER_S = 600.0
 """How long an engine may take over anything but sampling: to load the weights of a large model, say."""
@@ -36,7 +39,8 @@ _LOOK_S = 0.5
 class Remote:
     """An `AsyncLLM` as other threads than its event loop's see it: every call blocks.
 
-    Raises `UnavailableError` if the engine's processes end, or give no answer for `ANSWER_S`.
+    Raises `UnavailableError` if the engine's processes end, fail at what they are asked, or give no answer
+    for `ANSWER_S`.
     """
 
     def __init__(self, engine: Any, loop: asyncio.AbstractEventLoop) -> None:
@@ -90,29 +94,36 @@ class Remote:
 
         return self._wait(last())
 
-    def take_part(self, work: Callable[[], None]) -> None:
-        """Do what waits for the engine's processes itself, such as a broadcast, which has no time limit."""
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+    def take_part(self, work: Callable[[], T]) -> T:
+        """Do what waits for the engine's processes itself, such as a broadcast, which has no time limit.
+
+        In a thread of its own also because vLLM leaves a thread that opens NCCL on a stream of its own.
+        """
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def run() -> None:
             try:
-                work()
+                found = work()
             except BaseException as error:  # noqa: BLE001  (raised where the work was asked for)
                 done.set_exception(error)
             else:
-                done.set_result(None)
+                done.set_result(found)
 
         threading.Thread(target=run, name="transfer", daemon=True).start()
-        self._watch(done)
+        return self._watch(done)
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return self._watch(future)
+        except UnavailableError:
+            raise
+        except Exception as error:  # of whatever kind: what goes wrong in vLLM's processes is told in words
+            raise UnavailableError(f"{type(error).__name__}: {error}") from error
         finally:
             future.cancel()
 
-    def _watch(self, future: concurrent.futures.Future[Any]) -> Any:
+    def _watch(self, future: concurrent.futures.Future[T]) -> T:
         end = time.monotonic() + ANSWER_S
         while True:
             try:
@@ -190,7 +201,9 @@ def connect(remote: Remote, source: LiveWeights, backend: Backend) -> Any:
         world_size=1 + parallel.world_size,
         rank=0,
     )
-    return WeightTransferTrainerFactory.trainer_init(init, client=remote, source=source)
+    join = partial(WeightTransferTrainerFactory.trainer_init, init, client=remote, source=source)
+    with boundary(UnavailableError, "NCCL between the learner and vLLM", RuntimeError):
+        return remote.take_part(join)
 
 
 class FileSender:

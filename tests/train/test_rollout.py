@@ -69,10 +69,11 @@ def run(
     script: Callable[..., ToolResult] | None = None,
     coach: Coach | None = None,
     scoring: Scoring = "deferred",
+    sandbox: FakeSandbox | None = None,
     **options: Any,
 ) -> list[EpisodeRollout]:
     settings: dict[str, Any] = {
-        "sandbox": FakeSandbox(script=script),
+        "sandbox": sandbox or FakeSandbox(script=script),
         "coach": coach or FakeCoach(lambda request: len(request.turn.action) % 11),
         "scoring": scoring,
     }
@@ -178,9 +179,30 @@ def test_an_episode_whose_sandbox_failed_is_run_again() -> None:
     assert facts(rollouts) == facts(run(plans, FakeEngine(), script=failing(0)))
 
 
+class Unsteady(FakeSandbox):
+    """Opens no workspace the first `times` times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    async def open(self, files: Any = None) -> Any:
+        self.times -= 1
+        if self.times >= 0:
+            raise SandboxError("the sandbox process is dead")
+        return await super().open(files)
+
+
+def test_an_episode_that_finds_no_workspace_is_begun_again() -> None:
+    (rollout,) = run(make_plans([None]), FakeEngine(), sandbox=Unsteady(2))
+    assert rollout.episode.stop_reason is StopReason.DONE
+    with pytest.raises(SandboxError, match="episode 0: the sandbox failed 3 times: the sandbox process is"):
+        run(make_plans([None]), FakeEngine(), sandbox=Unsteady(3))
+
+
 def test_a_sandbox_that_fails_always_ends_the_run() -> None:
     engine = FakeEngine()
-    with pytest.raises(SandboxError, match="episode 1"):
+    with pytest.raises(SandboxError, match=r"episode 1: the sandbox failed 3 times: .*the worker is gone"):
         run(make_plans([None] * 3), engine, script=failing(99))
     assert engine.cancelled == 1
 

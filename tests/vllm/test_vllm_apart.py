@@ -1,13 +1,15 @@
-"""What holds vLLM's own processes together, without vLLM: their end, answers, and a start that fails."""
+"""What holds vLLM's own processes together, without vLLM: their end, answers, a start that fails, a sync."""
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ import torch
 from mappa_envs.errors import UnavailableError
 from mappa_train.engine import vllm_async
 from mappa_train.engine.vllm_transfer import Remote
+from mappa_train.engine.vllm_weights import bring_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,6 +111,61 @@ class JustInTime(concurrent.futures.Future[int]):
 def test_an_answer_in_the_moment_when_the_wait_ends_is_an_answer() -> None:
     remote = Remote(SimpleNamespace(vllm_config=None, errored=True), loop=None)  # type: ignore[arg-type]
     assert remote._watch(JustInTime()) == 7
+
+
+def test_what_goes_wrong_in_an_engines_processes_is_an_error_that_a_run_ends_with() -> None:
+    async def fail() -> None:
+        raise Exception("Call to resume_scheduler method failed: CUDA out of memory")  # so vLLM tells it
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    remote = Remote(SimpleNamespace(vllm_config=None, errored=False, resume_generation=fail), loop)
+    try:
+        with pytest.raises(UnavailableError, match="method failed: CUDA out of memory"):
+            remote.resume()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_sync_loads_forgets_and_verifies_agent_by_agent(forgets: bool) -> None:
+    told: list[str] = []
+
+    class Engine:
+        def __init__(self, agent: str) -> None:
+            self.agent = agent
+
+        def reset_prefix_cache(self) -> bool:
+            told.append(f"{self.agent} forgets")
+            return forgets
+
+    def load(agent: str, version: int, model: str) -> None:
+        told.append(f"{agent} loads {model} as {version}")
+
+    def check(agent: str, engine: Engine, model: str, ask: object, adapter: str) -> float:
+        told.append(f"{agent} answers by {adapter} as {model} of {engine.agent}")
+        return 0.0
+
+    policies: Any = SimpleNamespace(sampler=lambda agent: f"the model of {agent}")
+    weights: Any = SimpleNamespace(
+        engines={agent: Engine(agent) for agent in "ab"}, load=load, adapter=lambda agent: f"adapter {agent}"
+    )
+    probe: Any = SimpleNamespace(check=check)
+    each = [
+        "{0} loads the model of {0} as 7",
+        "{0} forgets",
+        "{0} answers by adapter {0} as the model of {0} of {0}",
+    ]
+    if not forgets:
+        with pytest.raises(RuntimeError, match="a: vLLM did not forget the prompts of the old weights"):
+            bring_in(weights, policies, probe, 7, lambda *asked: None)
+        assert told == [line.format("a") for line in each[:2]]
+        return
+    bring_in(weights, policies, probe, 7, lambda *asked: None)
+    assert told == [line.format(agent) for agent in "ab" for line in each]
 
 
 def test_a_start_that_fails_says_so_and_ends_what_has_started_in_order(

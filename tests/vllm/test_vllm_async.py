@@ -169,6 +169,9 @@ def test_a_dead_process_is_a_clean_error_for_all_who_wait(bench: Bench) -> None:
         bench.sample(requests(1))
     with pytest.raises(UnavailableError, match="vLLM has stopped"):
         bench.sync()
+    bench.engine._why_dead = None  # where it died between two rollouts, a sync is the first to know
+    with pytest.raises(UnavailableError, match=r"vLLM has stopped .*resume"):
+        bench.sync()
     bench.engine.close()
     assert [child for child in children() if "VLLM" in "".join(child.cmdline())] == []
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from tiny import STOP, WORDS, alone
@@ -17,7 +21,7 @@ from vllm_bench import AGENTS, ALPHA, CONTEXT, MAX_NEW, RANK, Bench, children, r
 
 from mappa_envs.errors import DataError, UnavailableError
 from mappa_train.engine import vllm_setup, vllm_weights
-from mappa_train.engine.base import StreamEngine
+from mappa_train.engine.base import InlineEngine
 from mappa_train.engine.vllm_setup import why_not
 from mappa_train.engine.vllm_weights import AdapterWeights, MergedWeights, SyncError
 from mappa_train.types import Generation, GenerationRequest
@@ -40,7 +44,7 @@ def assert_fresh(bench: Bench, asked: list[GenerationRequest], found: list[Gener
 
 
 def test_it_is_a_stream_engine(bench: Bench) -> None:
-    assert isinstance(bench.engine, StreamEngine)
+    assert isinstance(bench.engine, InlineEngine)
 
 
 def test_every_agent_samples_from_its_own_fresh_weights(bench: Bench) -> None:
@@ -160,8 +164,8 @@ def test_a_cancelled_task_frees_its_request(bench: Bench) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(give_up())
-    bench.engine._call(lambda: None)
+    bench.run(give_up)
+    bench.sync()
     assert bench.unfinished() == 0
 
 
@@ -172,7 +176,7 @@ def test_cancel_ends_all_and_the_next_sync_goes_on(bench: Bench) -> None:
         bench.engine.cancel()
         return await asyncio.gather(*tasks, return_exceptions=True)
 
-    found = asyncio.run(cancelled())
+    found = bench.run(cancelled)
     assert all(isinstance(item, asyncio.CancelledError) for item in found)
     assert bench.unfinished() == 0
     bench.sync()
@@ -206,16 +210,23 @@ def test_at_the_deadline_the_tokens_so_far_come_back(bench: Bench) -> None:
 
 def test_a_sync_waits_for_nobody_and_says_so(bench: Bench) -> None:
     async def both() -> Generation:
-        task = asyncio.create_task(bench.engine.agenerate(requests(1)[0]))
+        answer = asyncio.create_task(bench.engine.agenerate(requests(1)[0]))
         await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="1 requests are under way"):
+        tried: Future[str] = Future()
+        bench.engine._jobs.put(partial(sync, tried))
+        assert await asyncio.wrap_future(tried) == "sync while 1 requests are under way"
+        return await answer
+
+    def sync(tried: Future[str]) -> None:
+        with pytest.raises(RuntimeError) as caught:
             bench.engine.sync(99)
-        return await task
+        tried.set_result(str(caught.value))
 
-    assert asyncio.run(both()).policy_version == bench.version
+    assert bench.run(both).policy_version == bench.version
 
 
-def test_one_thread_steps_all_engines_whoever_asks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_that_serves_steps_all_engines(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So PyTorch computes in one thread alone, and its helpers need not be woken for each piece of work."""
     steppers: set[int] = set()
     for engine in bench.engine._engines():
         step = engine.step
@@ -225,12 +236,14 @@ def test_one_thread_steps_all_engines_whoever_asks(bench: Bench, monkeypatch: py
             return step()
 
         monkeypatch.setattr(engine, "step", watched)
-    askers = [threading.Thread(target=bench.sample, args=(requests(6),)) for _ in range(4)]
-    for asker in askers:
-        asker.start()
-    for asker in askers:
-        asker.join()
-    assert steppers == {bench.engine._thread.ident}
+    bench.sample(requests(6))
+    assert steppers == {threading.get_ident()}
+
+
+def test_it_binds_nobody_to_a_core(bench: Bench) -> None:
+    """What this process starts later, such as the sandbox, would inherit it."""
+    assert bench.sample(requests(1))
+    assert os.sched_getaffinity(0) == os.sched_getaffinity(psutil.Process().ppid())
 
 
 @pytest.mark.parametrize("deadline_s", [None, 600.0])
@@ -282,7 +295,7 @@ def test_a_dead_engine_is_a_clean_error_for_all_who_wait(folder: Path) -> None:
             tasks = [bench.engine.agenerate(item) for item in requests(6, agents=AGENTS[:2])]
             return await asyncio.gather(*tasks, return_exceptions=True)
 
-        found = asyncio.run(everything())
+        found = bench.run(everything)
         assert all(isinstance(item, UnavailableError) for item in found)
         assert "out of memory" in str(found[0])
         assert "resume" in str(found[0])
@@ -290,7 +303,6 @@ def test_a_dead_engine_is_a_clean_error_for_all_who_wait(folder: Path) -> None:
             bench.sample(requests(1))
         with pytest.raises(UnavailableError, match="vLLM has stopped"):
             bench.sync()
-    assert not bench.engine._thread.is_alive()
 
 
 def test_a_start_without_the_memory_for_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

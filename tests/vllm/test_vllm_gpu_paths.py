@@ -103,6 +103,8 @@ def test_whole_weights_go_over_nccl_as_vllms_own_sender_sends_them(
 
     def endpoint(init: Any) -> Any:
         assert (init.world_size, init.rank) == (3, 0)
+        # vLLM would move the learner's thread to another stream.
+        assert threading.current_thread() is not threading.main_thread()
         return SimpleNamespace(destroy=lambda: closed.append(True))
 
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", endpoint)
@@ -139,6 +141,23 @@ def test_a_broadcast_that_nobody_receives_any_more_is_an_error(loop: asyncio.Abs
     for_ever = threading.Event()
     with pytest.raises(UnavailableError, match="processes have ended"):
         Remote(engine, loop).take_part(for_ever.wait)
+    for_ever.set()
+
+
+def test_an_engine_that_ends_before_nccl_connects_is_an_error(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.weight_transfer import nccl_engine
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    for_ever = threading.Event()
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda init: for_ever.wait(20))
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(dtype=torch.bfloat16), parallel_config=SimpleNamespace(world_size=1)
+    )
+    engine = StandIn(AsyncLLM, [], vllm_config=config, errored=True)
+    with pytest.raises(UnavailableError, match=r"NCCL between .*: vLLM's processes have ended"):
+        TransferredWeights(AGENTS[:1], lambda index: Remote(engine, loop), "nccl")
     for_ever.set()
 
 

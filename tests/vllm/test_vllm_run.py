@@ -58,7 +58,7 @@ def steps_of(run: RunFolder) -> list[int]:
     return [line["step"] for line in lines]
 
 
-def test_a_run_learns_and_one_that_skips_a_sync_ends(
+def test_a_run_learns_and_one_that_skips_a_sync_ends_and_can_be_resumed(
     known: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleeps: list[VllmEngine] = []
@@ -73,14 +73,18 @@ def test_a_run_learns_and_one_that_skips_a_sync_ends(
 
     loads = iter([True] * 3)  # the first sync loads all three, the second none
     load = MergedWeights.load
-    monkeypatch.setattr(
-        MergedWeights, "load", lambda *arguments: load(*arguments) if next(loads, False) else None
-    )
     config = resolve(known | {"out": tmp_path / "skips", "lora_rank": 4})
     run = RunFolder.create(config)
-    with pytest.raises(SyncError, match="data_engineer_0: after the sync, logprobs of the probe differ"):
-        trainer.train(config, run, SilentProgress())
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            MergedWeights, "load", lambda *arguments: load(*arguments) if next(loads, False) else None
+        )
+        with pytest.raises(SyncError, match="data_engineer_0: after the sync, logprobs of the probe differ"):
+            trainer.train(config, run, SilentProgress())
     assert run.latest() == 1
+    # Adapters, with engines that are started anew.
+    trainer.train(config, RunFolder.open(run.path), SilentProgress(), resume=True)
+    assert steps_of(run) == [1, 2]
 
 
 @pytest.mark.skipif(why_no_own_processes() is not None, reason=f"{why_no_own_processes()}")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
 from tiny import STOP, WORDS
 
+from mappa_train.asking import Direct
+from mappa_train.beside import run_beside
 from mappa_train.engine.vllm import VllmEngine
 from mappa_train.engine.vllm_sampling import Sampling
 from mappa_train.policies import LoRAPolicies
 from mappa_train.types import Generation, GenerationRequest
+
+T = TypeVar("T")
 
 AGENTS = ("data_engineer_0", "modeler_0", "analyst_0")
 CONTEXT, MAX_NEW = 512, 96
@@ -68,7 +72,11 @@ class Bench:
         async def everything() -> list[Generation]:
             return await asyncio.gather(*(self.engine.agenerate(item, **options) for item in requests))
 
-        return asyncio.run(everything())
+        return self.run(everything)
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """`work()` in a loop beside, while the engine samples here, as in a rollout."""
+        return run_beside(work, Direct(self.engine, action_timeout_s=0.0).serve)
 
     def unfinished(self) -> int:
         """Requests that vLLM still has, of all agents."""

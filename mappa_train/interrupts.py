@@ -1,0 +1,53 @@
+"""Interruptions that wait for a moment at which something can be kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def answered(act: Callable[[], None]) -> Iterator[None]:
+    """Within this, the first interrupt calls `act`, and comes at the end of the block; a second one at once.
+
+    Held back are signals whose handler raises `KeyboardInterrupt`, and in the main thread alone: no other
+    gets any.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [n for n in _INTERRUPTS if is_main and signal.getsignal(n) is signal.default_int_handler]
+    held: list[int] = []
+
+    def restore() -> None:
+        for number in numbers:
+            signal.signal(number, signal.default_int_handler)
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append(number)
+        restore()
+        act()
+
+    for number in numbers:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        restore()
+    if held:
+        raise KeyboardInterrupt
+
+
+def finish_first(words: str) -> contextlib.AbstractContextManager[None]:
+    """Within this, an interrupt is answered with `words` on stderr and waits for the end of the block."""
+
+    def say() -> None:
+        # Straight to the descriptor: a handler may come in the middle of somebody's print.
+        with contextlib.suppress(OSError):
+            os.write(2, f"{words}\n".encode())
+
+    return answered(say)
