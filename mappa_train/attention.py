@@ -8,6 +8,7 @@ beginning and causally to itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +19,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from mappa_envs.errors import ConfigError
 from mappa_train.packing import Pack
 
 PACKED = "mappa_packed"
+_UNKNOWN = ("softcap", "s_aux", "position_bias")
+"""What some models hand to their attention, and this one does not compute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +32,12 @@ class Layout:
     """Where the samples of a pack lie: `groups` of lengths, a shared beginning and its tails (maybe none).
 
     The lengths in order are the whole pack. `masks` are additive, [tail, beginning + tail], by these two
-    lengths, of the type that attention is computed in.
+    lengths, of the type that attention is computed in. `attended` has the layers' parts that went by it.
     """
 
     groups: tuple[tuple[int, ...], ...]
     masks: dict[tuple[int, int], Tensor]
+    attended: set[Any] = field(default_factory=set)
     _repeated: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
 
     def mask(self, start: int, tail: int, times: int) -> Tensor:
@@ -41,6 +46,11 @@ class Layout:
         if key not in self._repeated:
             self._repeated[key] = self.masks[start, tail].repeat(times, 1)
         return self._repeated[key]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample."""
+        return max(start + max(tails, default=0) for start, *tails in self.groups)
 
 
 def layout_of(pack: Pack, dtype: torch.dtype, device: torch.device) -> Layout:
@@ -68,12 +78,17 @@ def _packed_attention(
     layout: Layout | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """As the layout says; without one, the library's own attention: a model also samples."""
+    """As the layout says; without one, the library's own attention: a model also samples.
+
+    Raises `ConfigError` for what the layout does not know.
+    """
     if layout is None:
         plain: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
         )
         return plain
+    _check_options(options, layout.longest)
+    layout.attended.add(module)
     lengths = [length for group in layout.groups for length in group]
     pieces = zip(*(torch.split(part, lengths, 2) for part in (query, key, value)), strict=True)
     scale, out = options.get("scaling"), []
@@ -90,6 +105,20 @@ def _packed_attention(
     return torch.cat(out, 2).transpose(1, 2), None
 
 
+def _check_options(options: Mapping[str, Any], longest: int) -> None:
+    """Raise `ConfigError` where this attention would not be the model's, for samples of so many tokens."""
+    if unknown := [name for name in _UNKNOWN if options.get(name) is not None]:
+        raise ConfigError(
+            f"--model: its attention uses {unknown[0]}, which the learner does not; take another"
+        )
+    window = options.get("sliding_window")
+    if window is not None and longest > window:
+        raise ConfigError(
+            f"--model: its attention reaches back {window} tokens, and the learner's all {longest} of a "
+            "prompt and its action; lower --max-new-tokens, or take another model"
+        )
+
+
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
     """Heads that share keys become queries of one head, so that keys are not copied for each.
 
@@ -102,8 +131,57 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: floa
     return answer.reshape(batch, heads, length, width)
 
 
+@torch.no_grad()
+def _check_head(model: Any) -> None:
+    """Raise `ConfigError` if a model's logits are not its head times its last hidden state.
+
+    Those of Granite, Gemma 2 and Phi 2 are not; for learning, logits are made without the model.
+    """
+    name = type(model).__name__
+    if not (hasattr(model, "lm_head") and hasattr(getattr(model, "model", None), "layers")):
+        raise ConfigError(
+            f"--model: {name} is not built like Llama or Qwen, with model.layers and lm_head; take another"
+        )
+    ids = torch.arange(8, device=model.lm_head.weight.device)[None]
+    logits = model(input_ids=ids, use_cache=False).logits
+    plain = model.model(input_ids=ids, use_cache=False).last_hidden_state @ model.lm_head.weight.t()
+    rounding = max(1e-4, 2 * torch.finfo(logits.dtype).eps)
+    if not (logits - plain).abs().max() <= rounding * logits.abs().max():
+        raise ConfigError(
+            f"--model: {name} scales, caps or shifts the logits of its head, which the learner does not; "
+            "take another"
+        )
+
+
+@torch.no_grad()
+def _check_layers(model: Any) -> None:
+    """Raise `ConfigError` if a layer does not attend by the layout: it would mix the samples of a pack.
+
+    Such as those of hybrid models that carry a state along the sequence.
+    """
+    weight = model.lm_head.weight
+    layout = Layout(groups=((2,),), masks={})
+    model.model(
+        input_ids=torch.arange(2, device=weight.device)[None],
+        attention_mask=torch.zeros(1, 1, 1, 1, dtype=weight.dtype, device=weight.device),
+        use_cache=False,
+        layout=layout,
+    )
+    total = len(model.model.layers)
+    if (others := total - len(layout.attended)) != 0:
+        raise ConfigError(
+            f"--model: {others} of the {total} layers of {type(model).__name__} have no attention that keeps "
+            "samples apart; take another"
+        )
+
+
 def use_packed_attention(model: Any) -> None:
-    """Let a model attend by the `layout` that its forward is given."""
+    """Let a model attend by the `layout` that its forward is given.
+
+    Raises `ConfigError` for one that the learner would get wrong.
+    """
+    _check_head(model)
     AttentionInterface.register(PACKED, _packed_attention)
     AttentionMaskInterface.register(PACKED, sdpa_mask)
     model.set_attn_implementation(PACKED)
+    _check_layers(model)

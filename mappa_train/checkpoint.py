@@ -189,7 +189,8 @@ class RunFolder:
             self.remove_checkpoint(later)
         have = {self.checkpoint_path(number).name for number in self.steps()}
         unfinished = [item for item in self.checkpoints_path.glob("step-*") if item.name not in have]
-        for item in (*unfinished, *self.checkpoints_path.glob(".tmp-*"), *self.path.glob(".*.tmp")):
+        scratch = [*self.checkpoints_path.glob(".tmp-*"), *self.checkpoints_path.glob(".*.tmp")]
+        for item in (*unfinished, *scratch, *self.path.glob(".*.tmp")):
             remove(item)
 
     def remove_checkpoint(self, step: int) -> None:

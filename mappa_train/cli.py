@@ -304,18 +304,21 @@ def _sft(options: argparse.Namespace, place: _Place) -> int:
 
 def _resume(options: argparse.Namespace, place: _Place) -> int:
     from mappa_train.checkpoint import RunFolder, find_run
+    from mappa_train.keeping import put_in_order
     from mappa_train.schedule import extended
 
     run = RunFolder.open(find_run(options.run))
     config = run.config()
     latest = run.latest()
     if latest is None:
-        raise ConfigError(f"{run.path}: no step of it was finished, so there is no checkpoint; start again")
+        raise ConfigError(f"{run.path}: it has no checkpoint, so there is nothing to resume; start again")
     if latest == 0:
         raise ConfigError(f"{run.path}: a warm start; begin learning from it with --init {run.path}")
     if options.steps is not None:
         config = extended(config, options.steps, latest)
     if latest >= config.steps:
+        if place.is_first:
+            put_in_order(run, config.keep_checkpoints)
         print(
             f"{run.path} has finished its {config.steps} steps; there is nothing left to do. To go on: "
             f"python -m mappa_train resume {run.path} --steps {2 * config.steps}"

@@ -117,9 +117,9 @@ def moments(values: Tensor, gather: Gather | None = None) -> tuple[float, float,
     mine = torch.zeros(3, dtype=torch.float64)
     if values.numel():
         centred = values.double() - values.double().mean()
-        mine = torch.stack(
-            [torch.tensor(float(values.numel())), values.double().mean(), centred.square().sum()]
-        )
+        # As float32, the count would lose tokens from 2^24 on.
+        num_tokens = torch.tensor(values.numel(), dtype=torch.float64)
+        mine = torch.stack([num_tokens, values.double().mean(), centred.square().sum()])
     count, mean, squares = 0.0, 0.0, 0.0
     for part in gather(mine) if gather is not None else [mine]:
         n, m, s = (float(x) for x in part)

@@ -15,6 +15,7 @@ from typing import Any
 from mappa_envs.errors import ConfigError
 from mappa_train.checkpoint import RunFolder, show_steps
 from mappa_train.config import did_you_mean
+from mappa_train.report import write_report
 
 BEST_BY = "eval/outcome"
 BEST_LINK = "best"
@@ -37,6 +38,17 @@ def tidy(run: RunFolder, keep: int) -> None:
     for step in steps[:-keep] if keep else []:
         if step != best:
             run.remove_checkpoint(step)
+
+
+def put_in_order(run: RunFolder, keep: int) -> None:
+    """Do what a run left undone that was killed behind its last checkpoint: `tidy`, scratch, the report.
+
+    Raises `ConfigError` while another process writes to the run.
+    """
+    run.lock()
+    run.truncate(run.latest() or 0)
+    tidy(run, keep)
+    write_report(run.path)
 
 
 def pick_step(run: RunFolder, text: str | None) -> int | None:

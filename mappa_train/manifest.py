@@ -40,7 +40,7 @@ def verify_files(folder: Path, advice: str) -> list[str]:
 
 
 def _text(name: Any) -> str:
-    if not isinstance(name, str):
+    if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):  # it becomes the name of a folder
         raise TypeError(f"{name!r} is no name")
     return name
 

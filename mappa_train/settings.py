@@ -153,7 +153,8 @@ def _check_learning(config: Config) -> None:
         )
     if config.actions_per_update and config.minibatches > 1:
         raise ConfigError(
-            f"--actions-per-update {config.actions_per_update}: decides for --minibatches; leave one out"
+            f"--actions-per-update {config.actions_per_update}: decides for --minibatches; leave one out, or "
+            "give --actions-per-update 0 where a preset sets it"
         )
     if config.schedule == "constant" and config.min_lr:
         raise ConfigError(f"--min-lr {config.min_lr:g}: is for --schedule cosine; add that, or leave it out")
@@ -329,12 +330,15 @@ def resolve(
     )
     _check(config)
     fixer = "algorithm" if "returns" in algorithm else "scoring" if "returns" in scoring else "returns"
-    return _without_idle(config, [] if takes_idle else sources, fixer)
+    return _without_idle(config, [] if takes_idle else sources, fixer, algorithm)
 
 
-def _without_idle(config: Config, sources: Sequence[Mapping[str, Any]], fixer: str) -> Config:
+def _without_idle(
+    config: Config, sources: Sequence[Mapping[str, Any]], fixer: str, fixed: Mapping[str, Any]
+) -> Config:
     """Settings that do nothing beside a choice back at their defaults; `fixer` is what decided the returns.
 
+    Those that are `fixed` by the algorithm stay: it would refuse the defaults when the run is resumed.
     Raises `ConfigError` where the source of the choice or a stronger one sets such a one, to no avail: what
     is in none of the `sources` was set by nobody.
     """
@@ -352,7 +356,7 @@ def _without_idle(config: Config, sources: Sequence[Mapping[str, Any]], fixer: s
         idle.append(("clip", steps, "and --epochs 1 every ratio is 1, and nothing is clipped"))
     default, changes = Config(), {}
     for name, choices, why in idle:
-        if getattr(config, name) == getattr(default, name):
+        if name in fixed or getattr(config, name) == getattr(default, name):
             continue
         choice = choices[0]
         chosen = max((k for k, source in enumerate(sources) if source.keys() & set(choices)), default=0)

@@ -40,7 +40,10 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """The inverse, with any number of ranks: each has the whole state and takes its part."""
+    """The inverse, with any number of ranks: each has the whole state and takes its part.
+
+    Learning rate, weight decay and betas stay those of the optimizer.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def part(value: Any, parameter: Tensor) -> Any:
@@ -53,4 +56,5 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
         k: {name: part(value, parameters[k]) for name, value in entry.items()}
         for k, entry in state["state"].items()
     }
-    optimizer.load_state_dict({**state, "state": parts})
+    # What the settings decide (decay, betas) is as they say now, and not as it was when the state was saved.
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": parts})

@@ -32,6 +32,7 @@ from mappa_train.credit import returns
 from mappa_train.debias import Debias
 from mappa_train.distributed import ALONE, UNHURRIED, Ranks
 from mappa_train.evaluate import measure
+from mappa_train.interrupts import finish_first
 from mappa_train.keeping import tidy
 from mappa_train.learner import AdvantageStats, Learner
 from mappa_train.manifest import verify_files
@@ -137,7 +138,7 @@ def _begin(
     ranks: Ranks,
 ) -> tuple[_Loop, int]:
     """Everything in its state after the newest checkpoint, or at the start; and the number of that step."""
-    if run.start_path.is_dir():
+    if config.init or run.start_path.is_dir():
         verify_files(run.start_path, "begin the run again")
         load_weights(run.start_path, team.policies)
         team.policies.freeze_reference()
@@ -177,10 +178,11 @@ def _run_steps(loop: _Loop, done: int) -> int:
         writers = _open_writers(loop, done, stack)
         try:
             for step in range(done + 1, config.steps + 1):
-                line = _step(step, loop)
-                if ranks.is_first:
-                    _record(line, loop, writers)
-                done, seen = step, loop.debias.state()
+                with ExitStack() as update:
+                    line = _step(step, loop, update)
+                    if ranks.is_first:
+                        _record(line, loop, writers)
+                    done, seen = step, loop.debias.state()
                 is_last = _is_last(step, line, config)
                 if step % config.checkpoint_every == 0 or is_last or line["eval/num_episodes"]:
                     _save(step, loop, seen)
@@ -221,11 +223,10 @@ def _record(line: MetricLine, loop: _Loop, writers: Sequence[EventWriter | Wandb
     log_step(line, loop.config.steps)
 
 
-def _step(step: int, loop: _Loop) -> dict[str, float | int | None]:
+def _step(step: int, loop: _Loop, update: ExitStack) -> dict[str, float | int | None]:
+    """Play, learn and measure; `update` is entered with what is to hold until the step is recorded."""
     config, learner, ranks, coach = loop.config, loop.learner, loop.ranks, loop.team.env.coach
     start = time.perf_counter()
-    # One seed a step: a resumed run shuffles its minibatches as the uninterrupted one would.
-    torch.manual_seed(config.seed * 1_000_003 + step)
     before = used_by(coach)
     # The workers' requests all come to the first rank's coach.
     with share_of_budget(coach, 1 if config.num_rollout_workers else ranks.size):
@@ -235,7 +236,19 @@ def _step(step: int, loop: _Loop) -> dict[str, float | int | None]:
     _check_scored(step, config, rollouts)
     learning = time.perf_counter()
     samples = credit_samples(loop.debias.apply(rollouts), config)
+    _warn_of_nothing(step, samples)
     mine = [sample for sample in samples if sample.episode_index in own]
+    if ranks.size == 1 and step - 1 > (loop.run.latest() or 0):
+        # The weights are all that is left of the finished steps, and of no step at all during an update.
+        update.enter_context(
+            finish_first(
+                f"interrupted: step {step} is finished first, since those before it have no checkpoint; "
+                "interrupt again to give them up"
+            )
+        )
+    # One seed a step: a resumed run shuffles its minibatches as the uninterrupted one would. Only now, since
+    # some engines draw from the same numbers.
+    torch.manual_seed(config.seed * 1_000_003 + step)
     updates, advantages = learner.update(mine, partial(loop.progress.phase, "learn"))
     if ranks.is_first:
         loop.run.append_credit(step, advantages.actions)
@@ -322,6 +335,19 @@ def _check_scored(step: int, config: Config, rollouts: Sequence[EpisodeRollout])
         )
 
 
+def _warn_of_nothing(step: int, samples: Sequence[SampleCredit]) -> None:
+    """Say so where there were actions, and all are left out of learning."""
+    if samples and all(sample.ret is None for sample in samples):
+        cut = sum(sample.action.generation.truncated for sample in samples)
+        log.warning(
+            "step %d: nothing is learned: all %d actions are unscored or masked; %d were cut by the length "
+            "limit (max_new_tokens)",
+            step,
+            len(samples),
+            cut,
+        )
+
+
 def _line(
     step: int,
     rollouts: Sequence[EpisodeRollout],
@@ -350,7 +376,7 @@ def _line(
 
 
 def _save(step: int, loop: _Loop, seen: dict[str, Any] | None) -> None:
-    state = {"learner": loop.learner.state(), "rng": torch.get_rng_state(), "cursor": step, "debias": seen}
+    state = {"learner": loop.learner.state(), "rng": torch.get_rng_state(), "debias": seen}
     if not loop.ranks.is_first:
         for agent in loop.team.policies.agents:  # the first rank has a part of the weights only
             loop.team.policies.state(agent)

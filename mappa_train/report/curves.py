@@ -73,7 +73,9 @@ def _learning(data: RunData) -> Iterator[str]:
 def _behaviour(data: RunData) -> Iterator[str]:
     agents = data.names("score/")
     yield chart("Length of actions, tokens", _each(data, "length/", agents), low=0)
+    yield chart("Actions that ran code", _each(data, "tool/use/", agents), low=0, high=1)
     yield chart("Code that failed", {"share": _points(data, "tool/error_rate")}, low=0, high=1)
+    yield chart("Actions cut by the length limit", _each(data, "truncated/", agents), low=0, high=1)
     ends = {str(reason): _points(data, f"stop/{reason}") for reason in StopReason}
     met = {name: points for name, points in ends.items() if any(count for _, count in points)}
     yield chart("Episodes by stop reason", met, low=0)

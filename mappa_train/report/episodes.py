@@ -82,7 +82,7 @@ def _score(turn: Turn) -> str:
 
 
 def _credit(item: Shown, turn: Turn) -> str:
-    if not item.credit:  # the step's update was not recorded
+    if item.credit is None:
         return ""
     credit: ActionCredit | None = item.credit.get(turn.index)
     if credit is None:

@@ -20,12 +20,12 @@ NOBODY = "nobody"
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """An episode on the page, with the credit of its actions by turn."""
+    """An episode on the page, with the credit of its actions by turn; None if its step recorded none."""
 
     step: int
     index: int
     episode: Episode
-    credit: Mapping[int, ActionCredit]
+    credit: Mapping[int, ActionCredit] | None
 
 
 def band(score: float | None) -> int:
@@ -99,7 +99,7 @@ class Finder:
         )
 
     def _row(self, item: Shown, turn: Turn) -> str:
-        episode, credit = item.episode, item.credit.get(turn.index)
+        episode, credit = item.episode, (item.credit or {}).get(turn.index)
         shares = blamed(turn)
         classes = [
             self._agents[turn.agent],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from mappa_envs.evaluation import artifact_rate
+from mappa_train.algorithms import FLAT_STD
 from mappa_train.report.reading import Line, RunData
 from mappa_train.report.text import figure, share, text
 
@@ -87,7 +88,9 @@ def find_alarms(lines: Sequence[Line], agents: Sequence[str]) -> Iterator[str]:
         yield f"The sandbox failed in {failed} episodes, step {steps}; they count nowhere."
     if spent := _spans(lines, lambda line: bool(line.get("stop/budget"))):
         yield f"The coach's budget was spent in step {spent}."
-    if flat := _spans(lines, lambda line: line.get("adv/std") is not None and line["adv/std"] < 1e-6):
+    if unused := _spans(lines, lambda line: bool(line.get("actions")) and line.get("tokens/trained") == 0):
+        yield f"No action was learned from, since all were unscored or cut and masked, step {unused}."
+    if flat := _spans(lines, lambda line: line.get("adv/std") is not None and line["adv/std"] < FLAT_STD):
         yield f"All returns were alike, so that nothing was learned, step {flat}."
 
 

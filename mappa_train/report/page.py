@@ -96,7 +96,7 @@ def _sample(data: RunData, step: int) -> list[Shown]:
             step=step,
             index=index,
             episode=episode,
-            credit={item.turn: item for item in credit.values() if item.index == index},
+            credit={item.turn: item for item in credit.values() if item.index == index} if credit else None,
         )
         for index, episode in sampled_episodes(data.numbered(step))
     ]

@@ -105,7 +105,8 @@ def arm(kind: str, count: int, out: Path) -> None:
         team.save_file = lambda state, path: (write(state, path), torn.append(path), due())[0]
     elif kind == "change":
         due = Countdown(count, die)
-        sys.addaudithook(lambda event, a: due() if event in CHANGES and a and str(out) in str(a[0]) else None)
+        # Of a link, the second is the place.
+        sys.addaudithook(lambda event, a: due() if event in CHANGES and str(out) in str(a[:2]) else None)
 
 
 def tear_a_line(count: int) -> Callable[[RunFolder, Path, Iterable[str]], None]:

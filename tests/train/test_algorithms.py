@@ -20,10 +20,11 @@ from torch import Tensor
 
 from mappa_envs.errors import ConfigError
 from mappa_train.algorithms import Algorithm, find_algorithm, list_algorithms, register_algorithm
+from mappa_train.algorithms.reinforce_pp import ReinforcePP
 from mappa_train.config import to_toml
 from mappa_train.learner import Learner, NumericsError
 from mappa_train.schedule import learning_rate
-from mappa_train.settings import resolve
+from mappa_train.settings import read_settings, resolve
 
 DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
 NAMES = ("grpo", "outcome", "ppo_clip", "reinforce_pp", "reinforce_pp_baseline", "rloo")
@@ -213,6 +214,22 @@ def test_an_algorithm_brings_its_settings_and_reads_back_equal(tmp_path: Path) -
     path.write_text('algorithm = "grpo"\n')
     with pytest.raises(ConfigError, match="norm global"):
         resolve({"norm": "global"}, file=path)
+
+
+class WideClip(ReinforcePP):
+    """Fixes what does nothing while a step has one minibatch and one epoch."""
+
+    fixed = {"clip": 0.3}  # noqa: RUF012
+
+
+def test_an_algorithm_may_fix_what_does_nothing_yet(tmp_path: Path) -> None:
+    """Put back at its default, it would contradict the algorithm when the run is resumed."""
+    config = resolve({"algorithm": f"{__name__}:WideClip"})
+    assert config.clip == 0.3
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(config))
+    assert resolve(read_settings(path), takes_idle=True) == config
+    assert resolve({}, file=path) == config
 
 
 def test_a_name_is_given_once() -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import dense_mask, ids, make_model, no_autocast, plain_model
+from tiny import WORDS, dense_mask, ids, make_model, no_autocast, plain_model
 from torch import Tensor
+from transformers import MistralConfig, MistralForCausalLM
 
+from mappa_envs.errors import ConfigError
 from mappa_train.attention import layout_of, use_packed_attention
 from mappa_train.packing import Pack, Sample, make_packs
 from mappa_train.parallel import idle_pack
@@ -80,6 +82,61 @@ def test_a_layout_covers_every_token_and_joins_a_single_tail() -> None:
     assert sorted(map(len, groups)) == [1, 4]
     assert lengths_of(make_packs(nothing_shared(), 10_000)) == [(0, 4, 5)]
     assert lengths_of([idle_pack()]) == [(2,)]
+
+
+def test_a_model_with_more_behind_its_head_is_refused(folder: Path) -> None:
+    model = plain_model(folder)
+    head = model.lm_head.forward
+    for change in (lambda x: x / 8, lambda x: 3.0 * (x / 3.0).tanh(), lambda x: x + torch.arange(len(WORDS))):
+        model.lm_head.forward = lambda hidden, change=change: change(head(hidden))
+        with pytest.raises(ConfigError, match="LlamaForCausalLM scales, caps or shifts"):
+            use_packed_attention(model)
+    model.lm_head.forward = head
+    use_packed_attention(model)
+
+
+def test_a_window_is_no_matter_until_a_sample_is_longer() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = MistralForCausalLM(
+        MistralConfig(vocab_size=len(WORDS), num_key_value_heads=1, sliding_window=8, **sizes)
+    ).eval()
+    use_packed_attention(model)
+    fitting, longer = (Sample(prompt=torch.arange(2, 8), response=torch.arange(2, 2 + n)) for n in (2, 3))
+    for samples in ([fitting], [fitting] * 3):  # one causal sequence, and a beginning with tails
+        assert hidden_states(model, *make_packs(samples, 100)).shape == (2 * len(samples), 16)
+    for samples in ([longer], [fitting, longer]):
+        with pytest.raises(ConfigError, match="reaches back 8 tokens, and the learner's all 9"):
+            hidden_states(model, *make_packs(samples, 100))
+
+
+@pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias"])
+def test_an_attention_with_something_unknown_is_refused(folder: Path, name: str) -> None:
+    model = plain_model(folder)
+    attend = model.model.layers[1].self_attn.forward
+    model.model.layers[1].self_attn.forward = lambda **given: attend(**given, **{name: None})
+    use_packed_attention(model)
+    model.model.layers[1].self_attn.forward = lambda **given: attend(
+        **given, **{name: torch.ones(1, 1, 1, 1)}
+    )
+    with pytest.raises(ConfigError, match=f"its attention uses {name}"):
+        use_packed_attention(model)
+
+
+def test_a_layer_that_knows_no_layout_is_refused(folder: Path) -> None:
+    """Such as a state that is carried along the sequence, from one sample of the pack to the next."""
+    model = plain_model(folder)
+    attend = model.model.layers[1].self_attn.forward
+    model.model.layers[1].self_attn.forward = lambda layout=None, **given: attend(**given)
+    with pytest.raises(
+        ConfigError, match="1 of the 2 layers of LlamaForCausalLM have no attention that keeps"
+    ):
+        use_packed_attention(model)
+
+
+def test_a_model_of_another_build_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Linear is not built like Llama or Qwen"):
+        use_packed_attention(torch.nn.Linear(1, 1))
 
 
 def test_masks_are_of_tails_only() -> None:

@@ -214,7 +214,11 @@ def test_a_damaged_line_of_metrics_is_named_and_never_cut_off(tmp_path: Path, li
 
 
 @pytest.mark.parametrize(
-    "manifest", ["", "[]", '{"agents": [1], "files": {}}', '{"agents": [], "files": {"x": 1}}']
+    "manifest",
+    [
+        *("", "[]", '{"agents": [1], "files": {}}', '{"agents": [], "files": {"x": 1}}'),
+        *('{"agents": ["../x"], "files": {}}', '{"agents": [".."], "files": {}}'),
+    ],
 )
 def test_a_damaged_manifest_is_one_clear_error(tmp_path: Path, manifest: str) -> None:
     run = make_run(tmp_path / "run")
@@ -239,6 +243,7 @@ def test_resuming_clears_what_was_half_written_or_half_deleted(tmp_path: Path) -
     save(run, 2)
     (run.checkpoint_path(1) / "manifest.json").unlink()
     (run.checkpoints_path / ".tmp-abc").mkdir()
+    (run.checkpoints_path / ".best.77.tmp").symlink_to("step-000001")
     (run.path / ".report.html.77.tmp").touch()
     run.truncate(2)
     assert [item.name for item in run.checkpoints_path.iterdir()] == ["step-000002"]

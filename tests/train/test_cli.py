@@ -372,12 +372,13 @@ def test_resuming_checks_what_is_there(
 ) -> None:
     run = make_run(Path("runs/abc"), steps=2)
     assert cli.main(["resume", "abc"]) == 2
-    assert "no step of it was finished" in capsys.readouterr().err
+    assert "it has no checkpoint" in capsys.readouterr().err
     assert cli.main(["resume", "abd"]) == 2
     assert "did you mean abc?" in capsys.readouterr().err
     run.save(2, {}, {})
     assert cli.main(["resume", "runs/abc"]) == 0
     assert "python -m mappa_train resume runs/abc --steps 4" in capsys.readouterr().out
+    assert run.report_path.is_file()
     assert cli.main(["eval", "abc", "--step", "9"]) == 2
     assert "there are those of step 2\n" in capsys.readouterr().err
 

@@ -72,6 +72,23 @@ def test_an_outage_changes_nobody_on_equal_scores(r: float, scored: list[bool]) 
         assert found[~known].isnan().all()
 
 
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=6), st.floats(0.05, 1))
+def test_returns_are_the_sums_of_the_docstring(actions: list[tuple[float, bool]], gamma: float) -> None:
+    rewards, scored = (torch.tensor(column) for column in zip(*actions, strict=True))
+    mean, to_go = (returns(rewards, scored, gamma, mode).tolist() for mode in ("to_go_mean", "to_go"))
+    for i, (_, known) in enumerate(actions):
+        weights = [gamma**k for k in range(len(actions) - i)]
+        pairs = [(w, float(r)) for w, r, s in zip(weights, rewards[i:], scored[i:], strict=True) if s]
+        if not known:
+            assert math.isnan(mean[i])
+            assert math.isnan(to_go[i])
+            continue
+        average = sum(w * r for w, r in pairs) / sum(w for w, _ in pairs)
+        assert mean[i] == pytest.approx(average, abs=1e-12)
+        assert to_go[i] == pytest.approx(average * sum(weights), abs=1e-12)
+
+
 def test_to_go_is_rescaled_to_all_actions() -> None:
     # (0.2 + 0.5) · (1 + 1 + 1) / (1 + 0 + 1)
     close(returns(REWARDS, torch.tensor([True, False, True]), 1.0, "to_go"), [1.05, math.nan, 0.5])
@@ -182,6 +199,12 @@ def test_moments_are_exact_far_from_zero() -> None:
     count, mean, variance = moments(base, lambda mine: sent)
     assert (count, mean) == (4, 1e9 + 0.5)
     assert abs(variance - 0.25) < 1e-12
+
+
+def test_every_token_of_a_huge_batch_counts() -> None:
+    """As float32, the count would be even from 2^24 on."""
+    count, mean, variance = moments(torch.ones(1, dtype=torch.float64).expand(2**24 + 1))
+    assert (count, mean, variance) == (2**24 + 1, 1.0, 0.0)
 
 
 def test_normalize_over_ranks_equals_one_rank() -> None:

@@ -10,7 +10,7 @@ from test_checkpoint import save
 
 from mappa_envs.errors import ConfigError
 from mappa_train.checkpoint import RunFolder
-from mappa_train.keeping import best_step, pick_step, tidy
+from mappa_train.keeping import best_step, pick_step, put_in_order, tidy
 from mappa_train.settings import resolve
 
 
@@ -46,6 +46,19 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     tidy(run, keep=1)
     assert run.steps() == [6]
     assert best.resolve() == run.checkpoint_path(6).resolve()
+
+
+def test_what_a_kill_behind_the_last_checkpoint_left_is_put_in_order(tmp_path: Path) -> None:
+    """A link to an earlier best would be where `--init …/best` begins."""
+    run = measured(tmp_path / "run", [0.1, 0.9])
+    (run.checkpoints_path / "best").symlink_to("step-000001")
+    (run.path / ".report.html.77.tmp").touch()
+    put_in_order(run, keep=1)
+    assert run.steps() == [2]
+    assert (run.checkpoints_path / "best").resolve() == run.checkpoint_path(2).resolve()
+    assert [line["step"] for line in run.read_metrics()] == [1, 2]
+    assert "<html" in run.report_path.read_text()
+    assert list(run.path.glob(".*.tmp")) == []
 
 
 def test_without_measurements_nothing_is_best(tmp_path: Path) -> None:

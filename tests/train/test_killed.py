@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from mappa_train.checkpoint import RunFolder
+from mappa_train.keeping import put_in_order
 
 NUM_KILLS = int(os.environ.get("MAPPA_TEST_KILLS", "6"))
 AGENTS = ("data_engineer_0", "modeler_0", "analyst_0")
@@ -84,6 +85,7 @@ def test_a_run_that_is_killed_at_any_moment_ends_as_if_it_had_not_been(tmp_path:
     assert [line["step"] for line in whole.read_metrics()] == [1, 2, 3, 4, 5, 6]
     for number in range(report["runs"]):
         run = RunFolder(tmp_path / f"killed-{number}")
+        put_in_order(run, keep=2)  # as `resume` does, had it died behind its last checkpoint
         for name in ("metrics.jsonl", "episodes.jsonl", "credit.jsonl"):
             assert lines(run.path / name) == lines(whole.path / name), (name, kills)
         assert_equal(state_of(run), state_of(whole))
@@ -91,5 +93,9 @@ def test_a_run_that_is_killed_at_any_moment_ends_as_if_it_had_not_been(tmp_path:
         assert (run.checkpoints_path / "best").resolve().name == (
             whole.checkpoints_path / "best"
         ).resolve().name
-        names = {item.name for item in run.path.iterdir()} - {".lock", "run.log"}
-        assert names == {item.name for item in whole.path.iterdir()} - {".lock", "run.log"}
+        for folder in (".", "checkpoints"):
+            names, wanted = (
+                {item.name for item in (its.path / folder).iterdir()} - {".lock", "run.log"}
+                for its in (run, whole)
+            )
+            assert names == wanted  # nothing half done is left

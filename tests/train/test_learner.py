@@ -75,10 +75,6 @@ def packs_of(minibatches: Sequence[TensorDict]) -> list[TensorDict]:
     return [pack for minibatch in minibatches for pack in minibatch["packs"].unbind(0)]
 
 
-def relative(a: Tensor, b: Tensor) -> float:
-    return float((a - b).norm() / b.norm())
-
-
 def test_kl_is_0_and_ratio_1_at_the_first_update(
     policies: LoRAPolicies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,22 +208,6 @@ def test_the_loss_decides_the_update(policies: LoRAPolicies, monkeypatch: pytest
     assert torch.equal(all_weights(policies), before)
 
 
-def test_micro_batches_do_not_change_the_update(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In fp32 the token budget only reorders sums: the token mean is over the optimizer batch."""
-    with no_autocast(monkeypatch):
-        whole = delta_of_update(folder, token_budget=4096, lr=1e-4)
-        parts = delta_of_update(folder, token_budget=64, lr=1e-4)
-    assert whole.norm() > 0
-    assert relative(parts, whole) < 0.02
-
-
-def test_order_of_samples_does_not_change_the_update(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with no_autocast(monkeypatch):
-        straight = delta_of_update(folder, lr=1e-4)
-        permuted = delta_of_update(folder, pick=[5, 0, 7, 2, 6, 1, 4, 3], lr=1e-4)
-    assert relative(permuted, straight) < 0.02
-
-
 def test_an_unscored_sample_changes_nothing(folder: Path) -> None:
     rets = (0.9, 0.2, 0.1, None, None, 0.4, 0.7, 0.3)
     with_them = delta_of_update(folder, rets=rets)
@@ -307,6 +287,15 @@ def test_state_round_trip(folder: Path) -> None:
     fresh.version = 1
     fresh.update(samples)
     assert not torch.equal(all_weights(forgetful), all_weights(policies))
+
+
+def test_what_the_settings_decide_is_not_taken_from_a_checkpoint(policies: LoRAPolicies) -> None:
+    """config.toml may have been changed before a run goes on, and says what it does."""
+    saved = Learner(policies, make_config(weight_decay=0.1)).state()
+    learner = Learner(policies, make_config(weight_decay=0.3, adam_beta2=0.5))
+    learner.load_state(saved)
+    groups = [group for optimizer in learner._optimizers.values() for group in optimizer.param_groups]
+    assert [(group["weight_decay"], group["betas"]) for group in groups] == [(0.3, (0.9, 0.5))] * 2
 
 
 def _flat(state: dict[str, Tensor]) -> Tensor:

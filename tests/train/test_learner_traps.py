@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import AGENTS, make_config, make_model, make_policies, make_samples, weights
+from tiny import AGENTS, WORDS, make_config, make_model, make_policies, make_samples, weights
+from torch.overrides import TorchFunctionMode
 
 from mappa_train.learner import Learner
 from mappa_train.loss import token_logprobs
@@ -136,6 +137,33 @@ def test_checkpointing_changes_no_bit_and_computes_layers_again(
     (plain, once), (again, twice) = found
     assert torch.equal(plain, again)
     assert twice == 2 * once > 0
+
+
+class LogitShapes(TorchFunctionMode):
+    """Notes the shapes of what is normalized over the vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, ...]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.logsumexp:
+            self.seen.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_logits_are_of_answers_alone_and_a_few_at_a_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_policies(folder).activate(AGENTS[0])
+    (pack,) = make_packs([Sample(prompt=torch.arange(2, 40), response=torch.arange(2, 9))], 4096)
+    whole, _ = token_logprobs(model, pack, 0.7)
+    monkeypatch.setattr("mappa_train.loss.LOGIT_CHUNK", 4)
+    with LogitShapes() as shapes:
+        found, _ = token_logprobs(model, pack, 0.7)
+    assert shapes.seen == [(4, len(WORDS)), (3, len(WORDS))]
+    torch.testing.assert_close(found, whole, atol=0.02, rtol=0)
 
 
 def test_a_released_sampler_samples_as_before(folder: Path, samples: list[SampleCredit]) -> None:

@@ -61,7 +61,8 @@ def test_the_page_holds_curves_episodes_and_settings(tmp_path: Path) -> None:
     tags.feed(page)
     assert tags.open == []
     assert {"svg", "details", "table"} <= tags.seen
-    assert "Mean score of each agent" in page
+    for title in ("Mean score of each agent", "Actions that ran code", "Actions cut by the length limit"):
+        assert f"<figcaption>{title}</figcaption>" in page
     assert page.count('<article class="page"') == 6
     assert page.count('<a class="row ') == 12
     assert f"max_new_tokens = {Config().max_new_tokens}" in page

@@ -14,6 +14,7 @@ from run_fakes import AGENTS, make_episode, make_line, make_rollout, make_run, m
 from mappa_envs.errors import DataError
 from mappa_envs.types import CoachScore, StopReason
 from mappa_train import report
+from mappa_train.algorithms import FLAT_STD
 from mappa_train.checkpoint import RunFolder
 from mappa_train.credit_log import ActionCredit
 from mappa_train.report import episodes as episode_pages
@@ -70,7 +71,7 @@ def test_a_page_that_would_be_too_large_keeps_the_newest_steps(
     run = make_run(tmp_path / "run", steps=3, episodes=4)
     whole = page_of(run)
     assert whole.count('<article class="page"') == 12
-    item = Shown(step=1, index=0, episode=make_episode(), credit={})
+    item = Shown(step=1, index=0, episode=make_episode(), credit=None)
     size = len(episode_pages.pages([item])[1])
     monkeypatch.setattr(episode_pages, "MAX_BYTES", 6 * size)
     cut = page_of(run)
@@ -93,6 +94,8 @@ def test_return_and_advantage_stand_beside_each_action(tmp_path: Path) -> None:
     assert "KL 0.0125 · 40 tokens" in last
     first = page[page.index('id="e0"') : page.index('id="e1"')]
     assert first.count("left out of learning") == 1
+    second = page[page.index('id="e1"') : page.index('id="e2"')]
+    assert second.count("left out of learning") == 2  # of an episode of which nothing was learned
     assert "<span>0.88</span><span>+1.25</span>" in page
 
 
@@ -171,7 +174,8 @@ def test_alarms_name_their_steps() -> None:
     for step in (3, 4, 5, 9):
         lines[step - 1]["coach/alarm"] = 1
     lines[1] |= {"unscored": 2}
-    lines[6] |= {"stop/infra": 3, "adv/std": 0.0}
+    lines[6] |= {"stop/infra": 3, "adv/std": 0.5 * FLAT_STD}
+    lines[7] |= {"tokens/trained": 0, "adv/std": None}
     lines[-1] |= {f"coach/drift/{AGENTS[1]}": 2.04, f"coach/drift/{AGENTS[0]}": -0.5, "stop/budget": 1}
     found = list(find_alarms(lines, AGENTS))
     assert found[0].startswith("Scores rose and outcomes did not, step 3–5, 9; it is off now.")
@@ -179,8 +183,9 @@ def test_alarms_name_their_steps() -> None:
     assert found[2] == "2 of 20 actions have no score, step 2."
     assert found[3] == "The sandbox failed in 3 episodes, step 7; they count nowhere."
     assert found[4] == "The coach's budget was spent in step 10."
-    assert found[5] == "All returns were alike, so that nothing was learned, step 7."
-    assert len(found) == 6
+    assert found[5] == "No action was learned from, since all were unscored or cut and masked, step 8."
+    assert found[6] == "All returns were alike, so that nothing was learned, step 7."
+    assert len(found) == 7
 
 
 def test_a_calm_run_says_so_and_an_alarm_is_on_top(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from safetensors.torch import load_file
 from tiny import make_model
 
 from mappa_envs.coach.base import CoachRequest
-from mappa_envs.errors import CoachError, ConfigError, UnavailableError
+from mappa_envs.errors import CoachError, ConfigError, DataError, UnavailableError
 from mappa_envs.testing import FakeCoach, FakeSandbox
 from mappa_envs.types import StopReason
 from mappa_train import team, trainer
@@ -24,7 +27,9 @@ from mappa_train.config import Config
 from mappa_train.plan import make_env
 from mappa_train.policies import LoRAPolicies
 from mappa_train.progress import SilentProgress
+from mappa_train.report import read_episodes
 from mappa_train.settings import resolve
+from mappa_train.types import EpisodeRollout
 
 AGENTS = ("data_engineer_0", "modeler_0", "analyst_0")
 OVERALL = (
@@ -57,6 +62,11 @@ def taste(request: CoachRequest) -> float:
 
 @pytest.fixture
 def sandboxes(monkeypatch: pytest.MonkeyPatch) -> list[FakeSandbox]:
+    return use_fakes(monkeypatch)
+
+
+def use_fakes(patch: pytest.MonkeyPatch) -> list[FakeSandbox]:
+    """Sandbox and coach of every team from now on; the sandboxes that it opened."""
     opened: list[FakeSandbox] = []
 
     def open_fake(*args: Any, **options: Any) -> FakeSandbox:
@@ -66,9 +76,27 @@ def sandboxes(monkeypatch: pytest.MonkeyPatch) -> list[FakeSandbox]:
     def make(config: Config, split: str | None = None, **shared: Any) -> Any:
         return make_env(config, split, **({"coach": FakeCoach(taste)} | shared))
 
-    monkeypatch.setattr(team, "open_sandbox", open_fake)
-    monkeypatch.setattr(team, "make_env", make)
+    patch.setattr(team, "open_sandbox", open_fake)
+    patch.setattr(team, "make_env", make)
     return opened
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RunFolder, list[FakeSandbox]]:
+    """A run of two steps, and its sandboxes; not to be changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        opened = use_fakes(patch)
+        config = settings(folder, tmp_path_factory.mktemp("whole") / "run")
+        run = RunFolder.create(config)
+        trainer.train(config, run, SilentProgress())
+    return run, opened
+
+
+@pytest.fixture(scope="module")
+def whole(undisturbed: tuple[RunFolder, list[FakeSandbox]]) -> RunFolder:
+    return undisturbed[0]
 
 
 def settings(folder: Path, out: Path, **changes: Any) -> Config:
@@ -119,10 +147,8 @@ def without_seconds(line: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in line.items() if not k.startswith(("time", "throughput"))}
 
 
-def test_a_run_leaves_everything(folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]) -> None:
-    config = settings(folder, tmp_path / "run")
-    run = RunFolder.create(config)
-    trainer.train(config, run, SilentProgress())
+def test_a_run_leaves_everything(undisturbed: tuple[RunFolder, list[FakeSandbox]]) -> None:
+    run, sandboxes = undisturbed
     lines = [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     wanted = {*OVERALL, *(f"{name}/{agent}" for name in PER_AGENT for agent in AGENTS)}
@@ -157,13 +183,14 @@ def test_a_run_leaves_everything(folder: Path, tmp_path: Path, sandboxes: list[F
 
 @pytest.mark.parametrize("checkpoint_every", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_an_interrupted_run_resumes_bit_for_bit(
-    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox], checkpoint_every: int
+    folder: Path,
+    tmp_path: Path,
+    sandboxes: list[FakeSandbox],
+    monkeypatch: pytest.MonkeyPatch,
+    whole: RunFolder,
+    checkpoint_every: int,
 ) -> None:
     """Its weights and figures are those of the run that nobody interrupted; no line is there twice."""
-    config = settings(folder, tmp_path / "whole", checkpoint_every=checkpoint_every)
-    whole = RunFolder.create(config)
-    trainer.train(config, whole, SilentProgress())
-
     config = settings(folder, tmp_path / "cut", checkpoint_every=checkpoint_every)
     cut = RunFolder.create(config)
     with pytest.raises(KeyboardInterrupt):
@@ -171,6 +198,9 @@ def test_an_interrupted_run_resumes_bit_for_bit(
     assert cut.steps() == [1]
     assert all(sandbox.closed for sandbox in sandboxes)
     torch.rand(17)  # a new process would not be where this one is
+    plans_of = trainer.plans_of
+    # Nor need an engine draw as often from PyTorch's numbers.
+    monkeypatch.setattr(trainer, "plans_of", lambda *args: (torch.rand(17), plans_of(*args))[1])
     trainer.train(config, cut, SilentProgress(), resume=True)
 
     assert_same(final_weights(cut, 2), final_weights(whole, 2))
@@ -182,18 +212,44 @@ def test_an_interrupted_run_resumes_bit_for_bit(
 
 
 @pytest.mark.slow
+def test_an_update_is_finished_for_the_steps_that_have_no_checkpoint(
+    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle of it would leave nothing of them."""
+    step, calls = torch.optim.AdamW.step, list[int]()
+
+    def interrupted(self: Any, *args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 8:  # the second of six in step 2
+            signal.raise_signal(signal.SIGINT)
+        return step(self, *args, **options)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    config = settings(folder, tmp_path / "run", steps=3, checkpoint_every=10)
+    run = RunFolder.create(config)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(config, run, SilentProgress())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert run.steps() == [2]
+    assert [line["step"] for line in run.read_metrics()] == [1, 2]
+    assert len(calls) == 12
+
+
+@pytest.mark.slow
 def test_resume_drops_lines_behind_its_checkpoint(
-    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]
+    tmp_path: Path, sandboxes: list[FakeSandbox], whole: RunFolder
 ) -> None:
     """A crash between the metrics of step 2 and its checkpoint must not leave step 2 twice."""
-    config = settings(folder, tmp_path / "run")
-    run = RunFolder.create(config)
-    trainer.train(config, run, SilentProgress())
-    before, lines = final_weights(run, 2), run.read_metrics()
+    shutil.copytree(whole.path, tmp_path / "run")
+    run = RunFolder.open(tmp_path / "run")
     (run.checkpoints_path / "step-000002" / "manifest.json").unlink()
-    trainer.train(config, run, SilentProgress(), resume=True)
-    assert_same(final_weights(run, 2), before)
-    assert [without_seconds(line) for line in run.read_metrics()] == [without_seconds(x) for x in lines]
+    trainer.train(run.config(), run, SilentProgress(), resume=True)
+    assert_same(final_weights(run, 2), final_weights(whole, 2))
+    found, wanted = ([without_seconds(line) for line in its.read_metrics()] for its in (run, whole))
+    assert found == wanted
 
 
 @pytest.mark.slow
@@ -232,11 +288,8 @@ def trained_figures(line: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_run_with_more_steps_is_as_if_begun_with_them(
-    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]
+    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox], whole: RunFolder
 ) -> None:
-    config = settings(folder, tmp_path / "whole", steps=2)
-    whole = RunFolder.create(config)
-    trainer.train(config, whole, SilentProgress())
     config = settings(folder, tmp_path / "run", steps=1)
     run = RunFolder.create(config)
     trainer.train(config, run, SilentProgress())
@@ -248,30 +301,33 @@ def test_a_run_with_more_steps_is_as_if_begun_with_them(
 
 
 @pytest.mark.slow
-def test_the_seed_decides(folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]) -> None:
-    found = []
-    for seed in (0, 1):
-        config = settings(folder, tmp_path / f"run{seed}", steps=1, seed=seed)
-        run = RunFolder.create(config)
-        trainer.train(config, run, SilentProgress())
-        found.append(run.episodes_path.read_text())
-    assert found[0] != found[1]
+def test_the_seed_decides(
+    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox], whole: RunFolder
+) -> None:
+    config = settings(folder, tmp_path / "run", steps=1, seed=1)
+    run = RunFolder.create(config)
+    trainer.train(config, run, SilentProgress())
+    mine, others = (
+        {turn.action for episode in read_episodes(its.path, 1) for turn in episode.turns}
+        for its in (run, whole)
+    )
+    assert len(mine) == len(others) == 12
+    assert len(mine & others) < 3  # one of a token may be there twice
 
 
 @pytest.mark.slow
 def test_a_deterministic_run_on_a_cpu_is_the_same_run(
-    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]
+    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox], whole: RunFolder
 ) -> None:
-    runs = []
-    for deterministic in ("off", "on"):
-        config = settings(folder, tmp_path / deterministic, steps=2, deterministic=deterministic)
-        runs.append(RunFolder.create(config))
-        try:
-            trainer.train(config, runs[-1], SilentProgress())
-            assert torch.are_deterministic_algorithms_enabled() == (deterministic == "on")
-        finally:
-            torch.use_deterministic_algorithms(False)
-    assert_same(*(final_weights(run, 2) for run in runs))
+    assert not torch.are_deterministic_algorithms_enabled()
+    config = settings(folder, tmp_path / "run", deterministic="on")
+    run = RunFolder.create(config)
+    try:
+        trainer.train(config, run, SilentProgress())
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_same(final_weights(run, 2), final_weights(whole, 2))
 
 
 def test_too_many_unscored_actions_end_the_run(
@@ -297,6 +353,43 @@ def test_an_episode_without_an_outcome_is_no_failed_one() -> None:
     rollouts = [make_rollout(k, make_episode(outcome=outcome)) for k, outcome in enumerate((0.0, None, 0.5))]
     found = [item.ret for item in trainer.credit_samples(rollouts, resolve({"returns": "outcome"}))]
     assert found == [0.0, 0.0, None, None, 0.5, 0.5]
+
+
+def cut(rollout: EpisodeRollout, *turns: int) -> EpisodeRollout:
+    """The same, but these actions came to the length limit."""
+    actions = [
+        replace(action, generation=replace(action.generation, truncated=action.turn in turns))
+        for action in rollout.actions
+    ]
+    return replace(rollout, actions=tuple(actions))
+
+
+def test_what_is_left_out_of_learning_counts_in_the_returns_of_others() -> None:
+    """Scores 2, 8 (cut), 5 and none: (0.2 + 0.8 + 0.5) / 3, (0.8 + 0.5) / 2, 0.5, with the 8 in the first."""
+    rollout = cut(make_rollout(0, make_episode((2.0, 8.0, 5.0, None))), 1)
+    trained, masked = (
+        [item.ret for item in trainer.credit_samples([rollout], resolve({"truncated": kind}))]
+        for kind in ("train", "mask")
+    )
+    assert trained == [pytest.approx(0.5), pytest.approx(0.65), pytest.approx(0.5), None]
+    assert masked == [trained[0], None, trained[2], None]
+
+
+def test_a_step_of_which_nothing_is_learned_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    rollout, config = make_rollout(0, make_episode((2.0, None))), resolve({"truncated": "mask"})
+    for rollouts in ([], [rollout]):
+        trainer._warn_of_nothing(3, trainer.credit_samples(rollouts, config))
+    assert not caplog.records
+    trainer._warn_of_nothing(3, trainer.credit_samples([cut(rollout, 0)], config))
+    assert "step 3: nothing is learned: all 2 actions are unscored or masked; 1 were cut" in caplog.text
+
+
+def test_a_run_that_lost_its_start_is_not_resumed_from_the_base(tmp_path: Path) -> None:
+    """π_ref would be another one."""
+    config = resolve({"init": "warm", "out": str(tmp_path / "run")})
+    unused: Any = None
+    with pytest.raises(DataError, match=r"start/manifest\.json: damaged or missing .* begin the run again"):
+        trainer._begin(config, RunFolder.create(config), unused, unused, unused, True, unused)
 
 
 def test_a_step_without_an_action_is_told(caplog: pytest.LogCaptureFixture) -> None:
