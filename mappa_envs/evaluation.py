@@ -291,7 +291,8 @@ async def _play(
                 await env.astep(action)
         if env.episode.stop_reason is not StopReason.INFRA:
             return env.episode
-        fault = SandboxError(env.episode.turns[-1].unscored_reason or "the sandbox failed")
+        reason = env.episode.turns[-1].unscored_reason if env.episode.turns else None
+        fault = SandboxError(reason or "the sandbox failed at its end")
     raise SandboxError(
         f"task {task_id}: the sandbox failed {MAX_INFRA_RETRIES + 1} times: {fault}"
     ) from fault

@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import NoReturn
 
+import numpy as np
 import torch
 
 from mappa_train.packing import Sample
@@ -79,23 +80,27 @@ class Measured:
 
 
 def make_samples(work: Workload) -> list[Sample]:
-    """Random ids: what a token costs does not depend on what it is."""
-    generator = torch.Generator().manual_seed(work.seed)
+    """Random ids: what a token costs does not depend on what it is.
 
-    def ids(count: float) -> torch.Tensor:
-        return torch.randint(_FIRST_ID, _LAST_ID, (max(2, round(count * work.scale)),), generator=generator)
+    Tasks have prompts of evenly spaced lengths. Task k, and its episode n, are the same however many episodes
+    and agents there are.
+    """
 
-    def between(limits: tuple[int, int]) -> int:
-        return int(torch.randint(limits[0], limits[1] + 1, (1,), generator=generator))
+    def ids(count: float, rng: np.random.Generator) -> torch.Tensor:
+        size = max(2, round(count * work.scale))
+        return torch.from_numpy(rng.integers(_FIRST_ID, _LAST_ID, size))
 
-    role = ids(ROLE_TOKENS)
+    role = ids(ROLE_TOKENS, np.random.default_rng(work.seed))
     samples = []
-    for _ in range(work.num_tasks):
-        length = between(PROMPT)
-        shared = torch.cat([role, ids(length * (1 - work.own) - ROLE_TOKENS)])
-        for _ in range(work.episodes_per_task):
-            own = [ids(length * work.own)] if work.own else []
-            samples.append(Sample(prompt=torch.cat([shared, *own]), response=ids(between(ANSWER))))
+    for k in range(work.num_tasks):
+        task = np.random.default_rng([work.seed, k, 1])
+        length = PROMPT[0] + (PROMPT[1] - PROMPT[0]) * (k + 0.5) / work.num_tasks
+        shared = torch.cat([role, ids(length * (1 - work.own) - ROLE_TOKENS, task)])
+        for n in range(work.episodes_per_task):
+            episode = np.random.default_rng([work.seed, k, 2, n])
+            answer = ids(episode.integers(*ANSWER, endpoint=True), episode)
+            own = [ids(length * work.own, episode)] if work.own else []
+            samples.append(Sample(prompt=torch.cat([shared, *own]), response=answer))
     return samples
 
 

@@ -6,12 +6,14 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("litellm", reason="needs the extra coach")
+if find_spec("litellm") is None:  # not imported here: that takes seconds, in every process of pytest's
+    pytest.skip("needs the extra coach", allow_module_level=True)
 
 from test_main_job import run_it, settings
 

@@ -16,7 +16,7 @@ from team_fakes import DATA, MODEL, SUBMIT, MakeEnv, inspect_list, run_list, wri
 
 from mappa_envs.coach.base import CoachRequest
 from mappa_envs.dsbench.tasks import DSBenchTask
-from mappa_envs.errors import ConfigError, SandboxError
+from mappa_envs.errors import ConfigError, PromptTooLong, SandboxError
 from mappa_envs.evaluation import EvalTable, aevaluate, evaluate
 from mappa_envs.stats import bootstrap_interval
 from mappa_envs.testing import FakeCoach, FakeSandbox
@@ -227,6 +227,27 @@ def test_a_workspace_that_does_not_open_is_tried_again(make_env: MakeEnv) -> Non
     failures += [SandboxError("no space")] * 3
     with pytest.raises(SandboxError, match="failed 3 times: no space"):
         evaluate(env, good, episodes=1)
+
+
+def test_a_sandbox_that_fails_before_the_first_action_is_told_of(make_env: MakeEnv) -> None:
+    env = make_env()
+    sandbox: Any = env._sandbox
+    opened = sandbox.open
+
+    async def read(path: str, max_bytes: int) -> bytes:
+        raise SandboxError("the worker is gone")
+
+    async def unreadable(files: Any = None) -> Any:
+        workspace = await opened(files)
+        workspace.read = read
+        return workspace
+
+    def too_long(agent: str, messages: Sequence[dict[str, str]]) -> str:
+        raise PromptTooLong("a prompt of 9 tokens")
+
+    sandbox.open = unreadable
+    with pytest.raises(SandboxError, match="the sandbox failed 3 times: the sandbox failed at its end"):
+        evaluate(env, too_long, episodes=1)
 
 
 def test_a_failed_run_is_counted_and_named(make_env: MakeEnv) -> None:
