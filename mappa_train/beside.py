@@ -2,7 +2,7 @@
 
 On a CPU, PyTorch computes with a pool of OpenMP threads for each thread that calls it. As soon as these are
 more than the cores, GNU's OpenMP no longer keeps its threads awake between two pieces of work. Sampling is
-hundreds of small pieces a token, and takes up to a fifth longer where another thread has learned.
+hundreds of small pieces a token, and takes up to a quarter longer where another thread has learned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def run_beside(work: Callable[[], Coroutine[Any, Any, T]], serve: Callable[[Futu
     """Run `work()` in a new event loop of another thread and return what it returns.
 
     Meanwhile `serve` does here what `work` asks for; it gets the future of the result and returns when that
-    is done. An interrupt cancels `work` and is raised when that has ended, a second one at once.
+    is done. An interrupt that nobody holds back cancels `work` and is raised when that has ended, a second one
+    at once.
     """
     beside = _Beside(work)
     thread = threading.Thread(target=beside.run, name="mappa-rollout", daemon=True)

@@ -16,8 +16,8 @@ _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def answered(act: Callable[[], None]) -> Iterator[None]:
     """Within this, the first interrupt calls `act`, and comes at the end of the block; a second one at once.
 
-    Held back are signals whose handler raises `KeyboardInterrupt`, and in the main thread alone: no other
-    gets any.
+    Held back are signals whose handler is Python's `default_int_handler`, and in the main thread alone: no
+    other gets any.
     """
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [n for n in _INTERRUPTS if is_main and signal.getsignal(n) is signal.default_int_handler]

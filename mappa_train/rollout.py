@@ -236,7 +236,7 @@ class _Rollout:
                     for _ in range(num_places):
                         group.create_task(self._work(todo, room, group))
         except BaseException:
-            # Now, as whoever called us samples until the loop has ended.
+            # Now: the loop, and so the rollout, ends when nothing is being sampled any more.
             self.engine.cancel()
             raise
 

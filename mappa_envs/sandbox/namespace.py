@@ -117,8 +117,8 @@ def pick_uid_base() -> int | None:
             return base
     if os.stat("/proc/sys/kernel").st_uid == 0:  # 65534 where the host's root is nobody here
         raise SandboxUnavailable(
-            "no namespace sandbox here: this is the host's root, in a user namespace that lacks the user ids"
-            f" from {_UID_BASES[0]} on. Run as an ordinary user, or outside that user namespace."
+            f"no namespace sandbox here: this is the host's root, in a user namespace without {NUM_UIDS} ids"
+            f" from {', '.join(map(str, _UID_BASES))} on. Run as an ordinary user, or outside of it."
         )
     return None
 

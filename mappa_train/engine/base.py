@@ -1,6 +1,6 @@
 """What samples actions: token ids in, token ids and their logprobs out, for each agent's own policy.
 
-There are two kinds. A `BatchEngine` gets the prompts of many episodes in one blocking call: which of them
+There are two kinds, the second with a variant. A `BatchEngine` gets the prompts of many episodes in one blocking call: which of them
 share a batch is decided by the episodes alone, so a run repeats exactly. A `StreamEngine` gets each prompt as
 it comes and batches inside: no episode waits for the slowest, but the batches depend on timing.
 """
@@ -63,7 +63,8 @@ class StreamEngine(Engine, Protocol):
     """Answers each request on its own; many are under way at once."""
 
     async def agenerate(self, request: GenerationRequest, *, deadline_s: float | None = None) -> Generation:
-        """One generation, called concurrently from one event loop, which is a new one in each rollout.
+        """One generation, called concurrently from one event loop, a new one in each rollout, in another thread
+        than `sync`.
 
         Cancelling the task that awaits it aborts the request and frees what it holds in the engine.
         `deadline_s` seconds after the call (None: never) the tokens sampled so far come back with
