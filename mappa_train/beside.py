@@ -23,8 +23,8 @@ def run_beside(work: Callable[[], Coroutine[Any, Any, T]], serve: Callable[[Futu
     """Run `work()` in a new event loop of another thread and return what it returns.
 
     Meanwhile `serve` does here what `work` asks for; it gets the future of the result and returns when that
-    is done. An interrupt that nobody holds back cancels `work` and is raised when that has ended, a second one
-    at once.
+    is done. An interrupt cancels `work` and is raised when that has ended, a second one at once; not where
+    somebody else answers them.
     """
     beside = _Beside(work)
     thread = threading.Thread(target=beside.run, name="mappa-rollout", daemon=True)

@@ -1,8 +1,9 @@
 """What samples actions: token ids in, token ids and their logprobs out, for each agent's own policy.
 
-There are two kinds, the second with a variant. A `BatchEngine` gets the prompts of many episodes in one blocking call: which of them
+There are two kinds. A `BatchEngine` gets the prompts of many episodes in one blocking call: which of them
 share a batch is decided by the episodes alone, so a run repeats exactly. A `StreamEngine` gets each prompt as
-it comes and batches inside: no episode waits for the slowest, but the batches depend on timing.
+it comes and batches inside: no turn waits for the slowest episode, but the batches depend on timing. One that
+computes in the caller's thread is an `InlineEngine`.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class StreamEngine(Engine, Protocol):
     """Answers each request on its own; many are under way at once."""
 
     async def agenerate(self, request: GenerationRequest, *, deadline_s: float | None = None) -> Generation:
-        """One generation, called concurrently from one event loop, a new one in each rollout, in another thread
-        than `sync`.
+        """One generation, called concurrently from one event loop, a new one in each rollout.
+
+        The loop is in another thread than `sync` is called from.
 
         Cancelling the task that awaits it aborts the request and frees what it holds in the engine.
         `deadline_s` seconds after the call (None: never) the tokens sampled so far come back with
