@@ -61,6 +61,10 @@ class Barrier:
             self._flushing = asyncio.ensure_future(self._flush())
 
     async def _flush(self) -> None:
+        # Of a rollout that is ending, nobody waits for these any more.
+        self._waiting = [item for item in self._waiting if not item[1].done()]
+        if not self._waiting:
+            return
         first = min((request.agent for request, _ in self._waiting), key=self.order.index)
         batch = sorted(
             (item for item in self._waiting if item[0].agent == first), key=lambda item: item[0].key
@@ -97,9 +101,11 @@ def _fulfil(future: Future[list[Generation]], work: Callable[[], list[Generation
     if not future.set_running_or_notify_cancel():
         return
     try:
-        future.set_result(work())
-    except BaseException as error:  # noqa: BLE001  (raised where the work was asked for)
+        answers = work()
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  (raised where the work was asked for)
         future.set_exception(error)
+    else:
+        future.set_result(answers)
 
 
 @dataclass

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -16,26 +18,31 @@ from typing import Any, Generic, TypeVar
 
 from mappa_train.interrupts import answered
 
+GIVE_UP_S = 5.0
+"""How long a second interrupt waits for the end of what the first one cancelled."""
+
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 def run_beside(work: Callable[[], Coroutine[Any, Any, T]], serve: Callable[[Future[T]], None]) -> T:
     """Run `work()` in a new event loop of another thread and return what it returns.
 
     Meanwhile `serve` does here what `work` asks for; it gets the future of the result and returns when that
-    is done. An interrupt cancels `work` and is raised when that has ended, a second one at once; not where
+    is done. An interrupt cancels `work` and is raised when that has ended, a second one soon; not where
     somebody else answers them.
     """
     beside = _Beside(work)
-    thread = threading.Thread(target=beside.run, name="mappa-rollout", daemon=True)
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(beside.run,), name="mappa-rollout", daemon=True)
     with answered(beside.cancel):
         thread.start()
         try:
             serve(beside.ended)
         except BaseException as error:
             beside.cancel()
-            if not isinstance(error, KeyboardInterrupt):  # the second one: nobody waits any more
-                thread.join()
+            thread.join(GIVE_UP_S if isinstance(error, KeyboardInterrupt) else None)
             raise
         thread.join()
     return beside.ended.result()
@@ -45,16 +52,19 @@ class _Beside(Generic[T]):
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self.ended: Future[T] = Future()
         self._work = work
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[T] | None = None
         self._is_cancelled = False
 
     def run(self) -> None:
         """In the thread. The future is done when nothing runs any more."""
         try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            with asyncio.Runner() as runner:
+                self._loop = runner.get_loop()
                 result = runner.run(self._watched())
-        except BaseException as error:  # noqa: BLE001  (raised where the result is asked for)
+        except BaseException as error:
+            if self._is_cancelled and not isinstance(error, asyncio.CancelledError):
+                log.warning("a rollout that was given up did not end cleanly", exc_info=error)
             self.ended.set_exception(error)
         else:
             self.ended.set_result(result)
@@ -67,8 +77,9 @@ class _Beside(Generic[T]):
     def cancel(self) -> None:
         """From any thread, also in a signal's handler."""
         self._is_cancelled = True
-        with contextlib.suppress(RuntimeError):  # it has ended
-            self._loop.call_soon_threadsafe(self._cancel_now)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._cancel_now)
 
     def _cancel_now(self) -> None:
         if self._is_cancelled and self._task is not None:

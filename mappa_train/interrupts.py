@@ -6,9 +6,12 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+SAME_S = 1.0
+"""Within which another signal is the same interrupt: a closed terminal and `timeout` send two."""
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -21,24 +24,24 @@ def answered(act: Callable[[], None]) -> Iterator[None]:
     """
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [n for n in _INTERRUPTS if is_main and signal.getsignal(n) is signal.default_int_handler]
-    held: list[int] = []
-
-    def restore() -> None:
-        for number in numbers:
-            signal.signal(number, signal.default_int_handler)
+    first: float | None = None
 
     def hold(number: int, frame: FrameType | None) -> None:
-        held.append(number)
-        restore()
-        act()
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+            act()
+        elif time.monotonic() - first >= SAME_S:
+            raise KeyboardInterrupt
 
-    for number in numbers:
-        signal.signal(number, hold)
     try:
+        for number in numbers:
+            signal.signal(number, hold)
         yield
     finally:
-        restore()
-    if held:
+        for number in numbers:
+            signal.signal(number, signal.default_int_handler)
+    if first is not None:
         raise KeyboardInterrupt
 
 

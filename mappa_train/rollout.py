@@ -350,6 +350,13 @@ class _Rollout:
             if limit.expired():
                 return None
             raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise RuntimeError(
+                f"the engine gave up a request of {request.agent}; nobody told it to"
+            ) from None
         if answer.policy_version != self.policy_version:
             raise RuntimeError(
                 f"the engine sampled for {request.agent} with policy version {answer.policy_version}, not "

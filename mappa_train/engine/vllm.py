@@ -164,12 +164,15 @@ class VllmEngine:
             self._asleep = True
 
     def close(self) -> None:
-        self._cancel_all()
-        for engine in self._engines():
-            engine.engine_core.shutdown()
-        if self._weights is not None:
-            self._weights.close()
-        self._weights = None
+        pending, self._pending = self._pending, {}
+        for item in pending.values():
+            item.settle(item.future.cancel)
+        with contextlib.ExitStack() as stack:  # each, whatever becomes of the others
+            if self._weights is not None:
+                stack.callback(self._weights.close)
+            for engine in self._engines():
+                stack.callback(engine.engine_core.shutdown)
+            self._weights = None
 
     def _do_jobs(self, *, wait: bool = False) -> None:
         """What other threads want done; `wait` for the first of it."""

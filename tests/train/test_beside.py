@@ -4,12 +4,17 @@ import asyncio
 import queue
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 import pytest
+import torch
 
+from mappa_train import beside, interrupts
+from mappa_train.asking import Barrier
 from mappa_train.beside import run_beside
+from mappa_train.engine.fake import FakeBatchEngine
+from mappa_train.types import Generation, GenerationRequest
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +105,20 @@ def test_an_interrupt_cancels_it_and_is_raised_when_it_has_ended() -> None:
     assert notes == ["ended"]
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any second signal is a second interrupt, which waits for hardly anything."""
+    monkeypatch.setattr(interrupts, "SAME_S", 0.0)
+    monkeypatch.setattr(beside, "GIVE_UP_S", 0.05)
+
+
+def end_of(name: str) -> None:
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(20)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_second_interrupt_does_not_wait() -> None:
     release = threading.Event()
 
@@ -118,3 +137,24 @@ def test_a_second_interrupt_does_not_wait() -> None:
         run_beside(work, interrupted)
     assert any(thread.name == "mappa-rollout" for thread in threading.enumerate())
     release.set()
+    end_of("mappa-rollout")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_second_interrupt_ends_a_batch_that_is_being_sampled() -> None:
+    request = GenerationRequest(
+        agent="writer_0", prompt_ids=torch.ones(3, dtype=torch.int64), key=(0, 1, 0, 0)
+    )
+
+    class Deaf(FakeBatchEngine):
+        """Hears nothing but signals."""
+
+        def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+            interrupt()
+            interrupt()
+            raise AssertionError("it went on")
+
+    asker = Barrier(Deaf(lambda request: "text"), ["writer_0"], num_places=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_beside(lambda: asker.ask(request), asker.serve)
+    end_of("mappa-rollout")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mappa_train import interrupts
 from mappa_train.interrupts import finish_first
 
 
@@ -37,11 +38,19 @@ def test_an_interruption_waits_for_the_end_of_the_block(capfd: pytest.CaptureFix
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_second_interruption_does_not_wait() -> None:
+def test_a_second_interruption_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "SAME_S", 0.0)
     lived: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         work(2, lived)
     assert lived == ["signal 0"]
+
+
+def test_two_signals_in_quick_succession_are_one_interruption() -> None:
+    lived: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        work(2, lived)
+    assert lived == ["signal 0", "signal 1", "the end"]
 
 
 def test_an_error_goes_before_an_interruption_that_waits() -> None:
