@@ -216,6 +216,14 @@ def test_an_error_of_the_engine_comes_out_as_it_is() -> None:
         run(make_plans([None] * 3), FakeEngine(fail))
 
 
+def test_an_engine_that_gives_up_by_itself_is_an_error() -> None:
+    def give_up(call: int) -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(RuntimeError, match="the engine gave up a request of"):
+        run(make_plans([None] * 3), FakeEngine(give_up))
+
+
 class AnswersLate:
     """A coach that answers nothing before `open`, which any thread may call."""
 
