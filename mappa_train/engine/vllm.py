@@ -124,8 +124,9 @@ class VllmEngine:
         while not until.done():
             try:
                 self._do_jobs(wait=not self._pending)
-                self._abort_late()
-                self._step()
+                if self._pending:
+                    self._abort_late()
+                    self._step()
             except Exception as error:  # noqa: BLE001  (those who wait must hear of it)
                 self._die(error)
 
