@@ -83,7 +83,7 @@ def make_samples(work: Workload) -> list[Sample]:
     """Random ids: what a token costs does not depend on what it is.
 
     Tasks have prompts of evenly spaced lengths. Task k, and its episode n, are the same however many episodes
-    and agents there are.
+    there are.
     """
 
     def ids(count: float, rng: np.random.Generator) -> torch.Tensor:
