@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 AGENTS = ("data_engineer_0", "modeler_0", "analyst_0")
 STEPS = 3
 ONE_BY_ONE = {"concurrent_episodes": 1}
+WORKER = re.compile(r"ray::RolloutWorker(?!\.__init__)")
 AGENT_OF_RAY = re.compile(r"ray::(Dashboard|RuntimeEnv)Agent")
 
 
@@ -139,16 +140,24 @@ def test_killed_workers_and_a_lost_node_lose_nothing_and_count_nothing_twice(
 ) -> None:
     mark = f"{MARK}=session".encode()
 
+    def workers() -> list[int]:
+        """Those that Ray has finished making."""
+        return processes.find(lambda title, env: WORKER.match(title) is not None and mark in env)
+
     def kill_workers() -> None:
-        found = processes.find(lambda title, env: title.startswith("ray::RolloutWorker") and mark in env)
-        assert len(found) == 2
-        processes.kill(found)
+        assert len(workers()) == 2
+        processes.kill(workers())
+
+    def lose_node() -> None:
+        # One that is still being made there would be made elsewhere, and nothing would be lost.
+        assert processes.wait_until(lambda: len(workers()) == 2)
+        cluster.remove_node(second_node, allow_graceful=False)
 
     # Before the last step, in which whoever has played its last chunk is not missed.
     in_first_step = sum(len(episode[-1]) for episode in played(alone) if episode[0] == 1)
     Taste.deeds = {
         Taste.num_asked + 4: kill_workers,
-        Taste.num_asked + in_first_step + 6: lambda: cluster.remove_node(second_node, allow_graceful=False),
+        Taste.num_asked + in_first_step + 6: lose_node,
     }
     config = settings(model, tmp_path / "run", **ONE_BY_ONE, num_rollout_workers=2, placement="spread")
     run = run_it(config)
