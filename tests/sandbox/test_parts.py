@@ -239,3 +239,13 @@ def test_a_limit_that_stops_the_first_process_is_refused() -> None:
     with pytest.raises(ConfigError, match="processes must be at least 2, got 1"):
         Limits(processes=1)
     assert Limits(processes=2).processes == 2
+
+
+def test_a_worker_lets_others_first_and_is_as_nice_as_before() -> None:
+    def asked() -> tuple[int, int]:
+        os.nice(3)
+        before = os.nice(0)
+        linux.let_others_first()
+        return os.sched_getscheduler(0), os.nice(0) - before
+
+    assert in_fork(asked) == (os.SCHED_BATCH, 0)

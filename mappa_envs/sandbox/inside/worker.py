@@ -75,6 +75,7 @@ def main(channel: socket.socket, setting: Setting) -> NoReturn:
 def prepare(channel: socket.socket, isolation: Isolation) -> socket.socket:
     """Everything that does not depend on the work; the channel, moved to its fixed place."""
     os.setsid()
+    linux.let_others_first()
     isolation.prepare()
     os.dup2(channel.fileno(), _CHANNEL, inheritable=False)
     channel.detach()
