@@ -257,7 +257,8 @@ def _read_answers(path: Path, spec: TaskSpec) -> _Answers:
     try:
         table = parse(text, spec.id_column, wanted, warnings=[], keep=sys.maxsize)
     except Invalid as fault:
-        raise DataError(f"{path}: unusable answers: {fault}") from None
+        told = "there are none" if fault.code in ("empty_file", "no_rows") else fault
+        raise DataError(f"{path}: unusable answers: {told}") from None
     ids, columns = table.ids, table.columns
     if len(set(ids)) < len(ids):
         raise DataError(f"{path}: ids of column {spec.id_column!r} appear twice; every id needs one answer")

@@ -13,10 +13,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 
+from mappa_envs.mathchat.equations import Contradiction, is_chain, is_numeric, value
+from mappa_envs.mathchat.intervals import NAME, REALS, both_bounds, interval, without_points
 from mappa_envs.mathchat.latex import plain
-from mappa_envs.mathchat.numbers import Number, TooLarge, equal, read_number, unit_of, without_bare_unit
+from mappa_envs.mathchat.numbers import Number, TooLarge, equal, unit_of, without_bare_unit
+from mappa_envs.mathchat.parts import both_signs, cut, is_balanced, split
 
 Ask = Callable[[str, str], bool]
 """`ask(gold, answer)`: are these two, neither a plain number nor words, the same?"""
@@ -24,24 +26,27 @@ Ask = Callable[[str, str], bool]
 MAX_PARTS = 60
 MAX_DEPTH = 8
 
-_HEDGE = re.compile(
-    r"\\(?:ldots|le|ge|ne|neg|lnot|not|pm|mp|approx|sim|cup|in)(?![A-Za-z])|[<>?‰]|(?<![\d_])\d+\s+\d|\bor\b|\\text|[^\W\d_]{4,}"
+_FORMULA = re.compile(
+    r"(?:\\(?:frac|sqrt|binom|cdot|times|div|pi|(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp|[lr](?:floor|ceil|vert)"
+    r"|sum|prod|int|lim|max|min|gcd|infty|to)(?![A-Za-z])|[A-Za-z\d\s.,=|{}()\[\]+*/^!_%-])+"
 )
+_LOOSE = re.compile(
+    r"(?<![\d_])\d+\s+\d|(?<![A-Za-z\\])(?:or|and|[A-Za-z]{4,})(?![A-Za-z])|_\s*\\|\A[^|]*(?:\|[^|]*\|[^|]*)*\|[^|]*\Z"
+)
+"""In a formula, two numbers side by side, words, or half a pair of bars."""
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_COMMAND = re.compile(r"\\[A-Za-z]+")
 _OR = re.compile(
-    r"\\text\{\s*,?\s*(?:or|and)\b\s*([^{}]*)\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])"
+    r"\\text\{\s*,?\s*\(?(?i:or|and)\b\)?\s*([^{}]*)\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])"
     r"|\\(?:lor|vee)(?![A-Za-z])"
 )
-_AND = re.compile(r"\\text\{\s*,?\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])")
+_EITHER = re.compile(r"\\text\{\s*,?\s*\(?(?i:or)\b|(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:lor|vee)(?![A-Za-z])")
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
-_NO_END, _NO_START = re.compile(r"([(\[].+),\\infty\)"), re.compile(r"\(-\\infty,(.+[)\]])")
-"""Intervals with one end, and that end with its bracket."""
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' .,-]*")
 _CHOICE = re.compile(r"\(?\s*([A-Ja-j])\s*\)?")
 _OPTION = re.compile(r"\A(?:option|choice)\s+", re.IGNORECASE)
 _ARTICLE = re.compile(r"\A(?:there (?:is|are) |(?:a|an|the) (?=\w{3}))")
 _SOLUTIONS = re.compile(r"\bsolutions\b")
+_MISSING = re.compile(r"dne|d n e|(?:it |(?:such an? |this )?\w+ )?(?:does not|doesn['’]t) exist")
 _CHOICE_AND_MORE = re.compile(r"(?:\\text\{)?\s*(?:\((?=[A-Ja-j]\))|(?=[A-J][.):][\s}]))([A-Ja-j])")
 _OTHER_CHOICE = re.compile(
     r"(?:[().,;:/]|\b(?:or|and|no|not|but|maybe|perhaps)\b)\s*(?:\\text\{)?\s*\(?[A-HJ](?![\w'’])\s*"
@@ -49,38 +54,38 @@ _OTHER_CHOICE = re.compile(
 )
 """A second choice after the first: a guess."""
 _IS_WORD = re.compile(r"[A-Za-z]{4}|\b(?i:yes|no|odd)\b|\A[A-Z]{3}\Z")
-_NAME = r"[A-Za-z](?:_\{?\w+\}?)?"
 _ASSIGNED = re.compile(r"([A-Za-z])(?:_\{?\w+\}?)?\s*=")
-_EQUATION = re.compile(rf"(?!{_NAME}\s*=)[^=]+=[^=]+")
+_EQUATION = re.compile(rf"(?!{NAME}\s*=)[^=]+=[^=]+")
 """What is no assignment: as a gold, the whole of it is the answer."""
-_BELOW = re.compile(rf"{_NAME}\s*(\\le|<)(.+)|(.+)(\\ge|>)\s*{_NAME}")
-_ABOVE = re.compile(rf"{_NAME}\s*(\\ge|>)(.+)|(.+)(\\le|<)\s*{_NAME}")
-_BETWEEN = re.compile(rf"(.+?)(\\le|<)\s*{_NAME}\s*(\\le|<)(.+)")
-_FALLING = re.compile(rf"(.+?)(\\ge|>)\s*{_NAME}\s*(\\ge|>)(.+)")
-_BUT = re.compile(rf"{_NAME}\s*\\ne(?![A-Za-z])([^,;]+)")
-_REALS = re.compile(
-    rf"(?:{_NAME}\s*\\in\s*)?\\mathbb\s*(?:R|\{{\s*R\s*\}})|(?:\\text\{{)?all real numbers\}}?", re.IGNORECASE
-)
-_ALL_BUT = re.compile(
-    rf"(?:{_NAME}\s*\\in\s*)?\\mathbb\s*(?:R|\{{\s*R\s*\}})\s*(?:\\setminus|\\backslash|-)\s*\\\{{(.+)\\\}}"
-    rf"|(?:\\text\{{)?all real numbers except\}}?\s*(?:{_NAME}\s*=\s*)?([^\s,;][^,;]*)",
-    re.IGNORECASE,
-)
-"""The real numbers without some: `\\mathbb{R} \\setminus \\{0\\}`."""
-_TURNED = re.compile(r"([\[\]])([^\[\](){},;]+),([^\[\](){},;]+)([\[\]])")
-"""An interval with brackets turned outwards where an end is left out: `]0, 1]`."""
 _SUCH_THAT = re.compile(
-    rf"\\{{\s*{_NAME}\s*(?:\\in\s*\\mathbb\s*\{{?R\}}?\s*)?(?:\||:|\\(?:mid|vert)(?![A-Za-z]))(.+)\\}}"
+    rf"\\{{\s*{NAME}\s*(?:\\in\s*\\mathbb\s*\{{?R\}}?\s*)?(?:\||:|\\(?:mid|vert)(?![A-Za-z]))(.+)\\}}"
 )
 _MEMBER = re.compile(
-    rf"(?:{_NAME}|\(\s*{_NAME}(?:\s*,\s*{_NAME})+\s*\))\s*(?:\\in(?![A-Za-z])|=)\s*(?=[(\[{{]|\\{{)"
+    rf"(?:{NAME}|\(\s*{NAME}(?:\s*,\s*{NAME})+\s*\))\s*(?:\\in(?![A-Za-z])|=)\s*(?=[(\[{{]|\\{{)"
 )
 """What names a tuple, set or interval: `x \\in`, `A =`, `(x, y) =`."""
-_ROUNDED = re.compile(r"(.+?)\\approx\s*([-+]?\d*(?:\.(\d+))?)")
+_SIGNED = re.compile(r"([-+])\s*(?=\()")
+_ROUNDED = re.compile(
+    r"(.+?)(?:\\approx|\(\s*\\approx(?=.*\)\Z))\s*(?=[-+.\d])([-+]?\d*(?:\.(\d+))?)(?:\s*\\ldots)?"
+    r"(?:\s*\\text\{[^{}]*\}(?:\^\{?[23]\}?)?)?\s*\)?"
+)
+_DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}([-/])\d{1,2}\1\d{4}")
+_MEASURE = re.compile(r"([-+]?\d[\d.,/]*\s*(?:(\\text\{[^{}]*\})|([A-Za-z]{2,})))[\s,]*(?:and\s+)?")
+_RATIO = re.compile(r"[\d})]\s*:")
+_COORDINATE = re.compile(r"([xyz])\s*=")
+_RETRACTED = re.compile(
+    r"\b(?:not|never|wrong|incorrect|false|maybe|perhaps|probably|possibly|likely|guess|unsure|most|least|more|"
+    r"less|about|approximately|roughly|nearly|almost|around|(?:hundred|thousand|million|billion|trillion|dozen)s?)"
+    r"\b|n['’]t\b"
+)
+"""Words beside an answer that make it another one, or none."""
+_RELATION = re.compile(r"\\(?:approx|sim|cong|equiv|to|mapsto|ne|iff|(?:L|l)eftrightarrow)(?![A-Za-z])|\?")
+_BELOW = re.compile(r"_\{[^{}]*\}")
+_BETWEEN = re.compile(
+    r"[\d})]\s*\\text\{\s*(?!(?:for|where|with|when|if|such that)\b)([^{}]*?)\s*\}\s*(?=[-+\d\\(])"
+)
 _BASE = re.compile(r"\d_(?:(\w)|\{(\w+)\})")
 _CUP = re.compile(r"\\cup(?![A-Za-z])")
-_OPEN, _CLOSE = ("(", "[", "\\{", "{"), (")", "]", "\\}", "}")
-_BRACKET = re.compile(r"\\[{}]|[()\[\]{},;]|\\.", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -107,8 +112,8 @@ def _exact(answer: str) -> str:
         return answer
     before = found[1].strip()
     try:
-        exact = _value(before)
-    except (TooLarge, _Contradiction):
+        exact = value(before)
+    except (TooLarge, Contradiction):
         return answer
     half = Fraction(1, 2 * 10 ** len(found[3] or ""))
     is_rounded = exact is None or abs(exact.value - Fraction(found[2])) <= half
@@ -120,6 +125,8 @@ def _same(gold: str, answer: str, ask: Ask, depth: int) -> bool:
         return False
     if _squeezed(gold) == _squeezed(answer):
         return True
+    if _DATE.fullmatch(gold):
+        return False
     words = _as_words(gold)
     choice = _CHOICE_AND_MORE.match(answer)
     if words is None and _CHOICE.fullmatch(gold) and (choice or _as_words(answer)):
@@ -130,15 +137,15 @@ def _same(gold: str, answer: str, ask: Ask, depth: int) -> bool:
         given_words = choice[1].lower() if choice else _as_words(answer)
         return words == (given_words or _as_words(f"\\text{{{answer}}}"))
     try:
-        wanted = None if _EQUATION.fullmatch(gold) else _value(gold)
-    except (TooLarge, _Contradiction):
+        wanted = None if _EQUATION.fullmatch(gold) else value(gold)
+    except (TooLarge, Contradiction):
         wanted = None
     try:
-        given = _value(answer)
-    except (TooLarge, _Contradiction):
+        given = value(answer)
+    except (TooLarge, Contradiction):
         return False
     if wanted is not None and given is not None:
-        return equal(wanted, given)
+        return equal(wanted, given) and not _on_another_axis(gold, answer)
     return _compare_parts(gold, answer, wanted, ask, depth)
 
 
@@ -147,14 +154,58 @@ def _compare_parts(gold: str, answer: str, wanted: Number | None, ask: Ask, dept
     if left is not None or right is not None:
         left, right = left or _Group("", (gold,)), right or _Group("", (answer,))
         return _same_groups(left, right, ask, depth + 1)
-    if wanted is not None and _HEDGE.search(_COMMAND.sub(_kept_command, answer)):
+    if wanted is not None and (not _FORMULA.fullmatch(answer) or _LOOSE.search(answer)):
         return False
+    if is_balanced(gold) and not is_balanced(answer):
+        return False
+    if len(sides := cut(answer, "=")) > max(1, gold.count("=") + 1):
+        if not is_chain(sides) or (_is_rival(sides[0], gold) and not _same(gold, sides[0], ask, depth + 1)):
+            return False
+        if "=" not in gold and (numeric := list(filter(is_numeric, sides))):
+            return all(_same(gold, side, ask, depth + 1) for side in numeric)
+    if _RATIO.search(answer):
+        terms, given_terms = cut(gold, ":"), cut(answer, ":")
+        return len(terms) == len(given_terms) and all(
+            _same(term, other, ask, depth + 1) for term, other in zip(terms, given_terms, strict=True)
+        )
     said, replied = _texts(gold), _texts(answer)
-    # math-verify passes over text, and over the base of a number.
+    # math-verify passes over text, the base of a number, primes and the case of letters.
     if (said and replied and said != replied) or _bases(answer) - _bases(gold):
+        return False
+    if "=" not in gold + answer and (gold.count("'") != answer.count("'") or _other_case(gold, answer)):
+        return False
+    if any(_RETRACTED.search(words) for words in replied - said) or _is_told_of_two(gold, answer, said):
         return False
     bare = without_bare_unit(answer)
     return ask(gold, answer) or (bare != answer and ask(gold, bare))
+
+
+def _is_told_of_two(gold: str, answer: str, said: set[str]) -> bool:
+    """Whether a relation or words that the gold has not stand between two values: one of them is a guess."""
+    relations = [_RELATION.search(_BELOW.sub("", text)) for text in (gold, answer)]
+    if relations[1] and not relations[0] and "mod" not in answer:
+        return True
+    return any(not unit_of(words) and words not in said for words in _BETWEEN.findall(answer.lower()))
+
+
+def _is_rival(side: str, gold: str) -> bool:
+    """Whether the first side of an equation is no name, but a value or choice: `x - 1 = x + 1`, `A = B`."""
+    if _CHOICE.fullmatch(gold):
+        return _CHOICE.fullmatch(side) is not None
+    letters = set(_LETTER.findall(side))
+    return bool(letters) and letters <= set(_LETTER.findall(gold)) and not re.fullmatch(NAME, side)
+
+
+def _on_another_axis(gold: str, answer: str) -> bool:
+    """Whether one is `x = 3` and the other `y = 3`."""
+    axes = [_COORDINATE.match(text) for text in (gold, answer)]
+    return axes[0] is not None and axes[1] is not None and axes[0][1] != axes[1][1]
+
+
+def _other_case(gold: str, answer: str) -> bool:
+    """Whether they have the same letters, but for the case: R is not r."""
+    wanted, given = (set(_LETTER.findall(text)) for text in (gold, answer))
+    return wanted != given and set(map(str.lower, wanted)) == set(map(str.lower, given))
 
 
 def _bases(text: str) -> set[str]:
@@ -167,10 +218,6 @@ def _texts(text: str) -> set[str]:
     return {unit[1] if (unit := unit_of(words)) else words for words in said}
 
 
-def _kept_command(found: re.Match[str]) -> str:
-    return found[0] if _HEDGE.fullmatch(found[0]) else " "
-
-
 def _same_groups(gold: _Group, answer: _Group, ask: Ask, depth: int) -> bool:
     if max(len(gold.parts), len(answer.parts)) > MAX_PARTS:
         return False
@@ -180,6 +227,8 @@ def _same_groups(gold: _Group, answer: _Group, ask: Ask, depth: int) -> bool:
         # The same said twice, as in "3/4 or 0.75".
         return all(_same(gold.parts[0], part, ask, depth) for part in answer.parts)
     if len(gold.parts) != len(answer.parts):
+        return False
+    if len(gold.parts) == 2 and bool(gold.brackets) != bool(answer.brackets) and _is_interval(gold, answer):
         return False
     wanted, given = _by_letter(gold.parts), _by_letter(answer.parts)
     if wanted and given and wanted.keys() == given.keys() and not answer.ordered:
@@ -195,32 +244,15 @@ def _same_groups(gold: _Group, answer: _Group, ask: Ask, depth: int) -> bool:
     return True
 
 
+def _is_interval(*groups: _Group) -> bool:
+    """Whether brackets say so: `[1, 2]` is no list of two numbers."""
+    return any(bracket in group.brackets for group in groups for bracket in "[]")
+
+
 def _by_letter(parts: tuple[str, ...]) -> dict[str, str]:
     """The parts by the letter that each says the value of, where these are different letters; else {}."""
     found = {name[1]: part for part in parts if (name := _ASSIGNED.match(part))}
     return found if len(found) == len(parts) else {}
-
-
-class _Contradiction(Exception):
-    """An equation between two different numbers."""
-
-
-def _value(text: str) -> Number | None:
-    """The number that a text states, as `60`, `x = 60`, `60 = x` or `59 + 1 = 60`.
-
-    Raises `TooLarge`, and `_Contradiction` on `59 = 60`.
-    """
-    if "=" not in text:
-        return read_number(text)
-    sides = [side.strip() for side in text.split("=")]
-    values = [read_number(side) for side in sides]
-    known = [value for value in values if value is not None]
-    unknown = [side for value, side in zip(values, sides, strict=True) if value is None]
-    if not known or any(not re.search("[A-Za-z]", side) or re.search("[,<>]", side) for side in unknown):
-        return None
-    if any(value.share != known[-1].share for value in known):
-        raise _Contradiction
-    return known[-1]
 
 
 def _squeezed(text: str) -> str:
@@ -241,9 +273,10 @@ def _as_words(text: str) -> str | None:
     named = _OPTION.sub("", body)
     if (inner or named != body) and (choice := _CHOICE.fullmatch(named)):
         return choice[1].lower()
-    if _WORDS.fullmatch(body) and (inner or _IS_WORD.search(body)):
+    if _WORDS.fullmatch(body) and (inner or _IS_WORD.search(body)) and not REALS.fullmatch(body):
         words = " ".join(re.sub(r"[.,]", " ", body).split()).lower()
-        return _SOLUTIONS.sub("solution", _ARTICLE.sub("", words))
+        words = _SOLUTIONS.sub("solution", _ARTICLE.sub("", words))
+        return "does not exist" if _MISSING.fullmatch(words) else words
     return None
 
 
@@ -253,128 +286,54 @@ def _group(text: str) -> _Group | None:
         text = found[1].strip()
     elif found := _MEMBER.match(text):
         text = text[found.end() :]
-    text = _both_bounds(text)
+    elif len(sides := cut(text, "=")) == 2 and split(sides[1])[1] and not re.search(r"[\d,]", sides[0]):
+        text = sides[1] if is_chain(sides) else text
+    text = without_points(text) or both_bounds(text)
+    if signed := _SIGNED.match(text):
+        inner = _bracketed(text[signed.end() :])
+        if inner is not None and inner.brackets == "()":
+            negative = signed[1] == "-"
+            return _Group("()", tuple(f"-({part})" if negative else part for part in inner.parts))
+    if len(measures := _measures(text)) > 1:
+        return _Group("", measures)
+    is_choice = _EITHER.search(text) is not None
     text = _OR.sub(lambda found: f", {found[1] or ''}", text)
     united = [part.strip() for part in _CUP.split(text)]
     if len(united) > 1 and all(
-        _split(part)[1] or _interval(part) or _LETTER.fullmatch(part) for part in united
+        split(part)[1] or interval(part) or _LETTER.fullmatch(part) for part in united
     ):
-        text = ",".join(_interval(part) or part for part in united)
-    text = _interval(text) or text
+        text = ",".join(interval(part) or part for part in united)
+    text = interval(text) or text
     found_group = _bracketed(text)
-    if text.count("\\pm") == 1 and (found_group is None or found_group.ordered):
-        return _Group("", _both_signs(text))
     if found_group is None or found_group.ordered:
-        return found_group
-    parts = [sign for part in found_group.parts for sign in _both_signs(part)]
-    return _Group(found_group.brackets, tuple(parts))
+        signs = both_signs(text)
+        return _Group("", signs) if len(signs) > 1 else found_group
+    parts = [sign for part in found_group.parts for sign in both_signs(part)]
+    # "3 or 4" is no pair, and "x = 3, x = 4" is none.
+    names = [name[0].replace(" ", "") for part in parts if (name := _ASSIGNED.match(part))]
+    is_set = is_choice or len(set(names)) < len(names)
+    return _Group(found_group.brackets or ("\\{\\}" if is_set else ""), tuple(parts))
 
 
-def _both_bounds(text: str) -> str:
-    """`x > 0 and x < 1` as the interval (0,1): "and" narrows, where "or" adds. Else unchanged."""
-    sides = [side.strip() for side in _AND.split(text)]
-    if len(sides) != 2 or not set.intersection(*(set(_LETTER.findall(side)) for side in sides)):
-        return text
-    for one, other in (sides, sides[::-1]):
-        above, below = _NO_END.fullmatch(_interval(one) or ""), _NO_START.fullmatch(_interval(other) or "")
-        if above and below:
-            return f"{above[1]},{below[1]}"
-    return text
-
-
-def _both_signs(text: str) -> tuple[str, ...]:
-    if text.count("\\pm") != 1:
-        return (text,)
-    return text.replace("\\pm", "+"), text.replace("\\pm", "-")
+def _measures(text: str) -> tuple[str, ...]:
+    """The parts of `2 hours 30 minutes`; () for other texts."""
+    found = list(_MEASURE.finditer(text))
+    is_all = "".join(one[0] for one in found) == text and all(one[2] or unit_of(one[3]) for one in found)
+    return tuple(one[1].rstrip(" ,") for one in found) if is_all else ()
 
 
 def _bracketed(text: str) -> _Group | None:
     for _ in range(MAX_DEPTH):
-        parts, whole = _split(text)
+        parts, whole = split(text)
         if len(parts) > 1:
             return _Group("", tuple(parts))
         if whole is None:
             return None
         opening, closing = whole
-        inner, _pair = _split(text[len(opening) : len(text) - len(closing)])
+        inner, _pair = split(text[len(opening) : len(text) - len(closing)])
         if opening in ("(", "{") and len(inner) == 1:
             text = inner[0]  # brackets around one expression
             continue
         # Whoever forgets the backslashes means a set all the same.
         return _Group("\\{\\}" if opening == "{" else opening + closing, tuple(inner))
     return None
-
-
-def _interval(text: str) -> str | None:
-    """The interval that a text means but does not write as one."""
-    if found := _TURNED.fullmatch(text):
-        return "(["[found[1] == "["] + f"{found[2]},{found[3]}" + ")]"[found[4] == "]"]
-    if len(_split(text)[0]) > 1:
-        return None
-    if _REALS.fullmatch(text):
-        return "(-\\infty,\\infty)"
-    if found := _BUT.fullmatch(text):
-        return _without([found[1]])
-    if found := _ALL_BUT.fullmatch(text):
-        return _without(_split(found[1] or found[2])[0])
-    if found := _BETWEEN.fullmatch(text):
-        return _brackets(found[2]) + f"{found[1]},{found[4]}" + _brackets(found[3], closing=True)
-    if found := _FALLING.fullmatch(text):
-        return _brackets(found[3]) + f"{found[4]},{found[1]}" + _brackets(found[2], closing=True)
-    if found := _BELOW.fullmatch(text):
-        return "(-\\infty," + (found[2] or found[3]) + _brackets(found[1] or found[4], closing=True)
-    if found := _ABOVE.fullmatch(text):
-        return _brackets(found[1] or found[4]) + (found[2] or found[3]) + ",\\infty)"
-    return None
-
-
-def _without(points: list[str]) -> str | None:
-    """The real numbers without these, as intervals; None where their order is not known."""
-    try:
-        values = [_value(point) for point in points]
-    except (TooLarge, _Contradiction):
-        return None
-    known = [value.share for value in values if value is not None]
-    if len(known) == len(points):
-        points = [point for _, point in sorted(zip(known, points, strict=True))]
-    elif len(points) != 1:
-        return None
-    ends = ["-\\infty", *points, "\\infty"]
-    return ",".join(f"({low},{high})" for low, high in pairwise(ends))
-
-
-def _brackets(relation: str, *, closing: bool = False) -> str:
-    return "()"[closing] if relation in "<>" else "[]"[closing]
-
-
-def _split(text: str) -> tuple[list[str], tuple[str, str] | None]:
-    """Parts between the commas outside brackets; and the outer brackets, if one pair spans the text."""
-    stack: list[str] = []
-    parts, start, pair = [], 0, None
-    text = text.strip()
-    for token in _BRACKET.finditer(text):
-        word = token[0]
-        if word in _OPEN:
-            stack.append(word)
-        elif word in _CLOSE and stack:
-            opening = stack.pop()
-            if not stack and token.end() == len(text) and text.startswith(opening) and _first_end(text):
-                pair = (opening, word)
-        elif word in ",;" and not stack:
-            parts.append(text[start : token.start()].strip())
-            start = token.end()
-    parts.append(text[start:].strip())
-    return [part for part in parts if part], pair
-
-
-def _first_end(text: str) -> bool:
-    """Whether the bracket that begins the text is closed by the one that ends it, and not before."""
-    depth = 0
-    for token in _BRACKET.finditer(text):
-        if token[0] in _OPEN:
-            depth += 1
-        elif token[0] in _CLOSE:
-            depth -= 1
-            if depth == 0:
-                return token.end() == len(text)
-    return False

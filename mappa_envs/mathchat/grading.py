@@ -25,7 +25,7 @@ from mappa_envs.mathchat.equivalence import same
 from mappa_envs.mathchat.latex import find_answer
 
 TIMEOUT_S = 1.5
-"""For math-verify; then the comparison is undecided."""
+"""Of processor time for math-verify; then the comparison is undecided."""
 
 STALL_S = 30.0
 """After this the machine is at fault, not the answer."""
@@ -68,8 +68,8 @@ class Verdict:
 def grade(response: str, gold: Gold) -> bool:
     """Whether a whole message gives the right answer; of several golds, any.
 
-    Takes at most 2 s, apart from the start of the helper process. Never raises: where no helper can be had
-    the answer counts as wrong, and the log says so.
+    Takes at most 2 s of processor time, apart from the start of the helper process. Never raises: where no
+    helper can be had the answer counts as wrong, and the log says so.
     """
     try:
         return judge(response, read_golds(gold)).right

@@ -114,22 +114,36 @@ def _spoken(text: str) -> str | None:
     rest = text[start : start + 2000]
     if math := _MATH.match(rest):
         tail = rest[math.end() :].lstrip(" *")
-        if not re.match(r"(?:or|and)\b|,\s*\$", tail):
+        if not re.match(r"(?:or|and)\b|,\s*(?:\$|or\b|and\s+[$\d\\])", tail):
             return (math[1] or math[2] or math[3] or "").strip() or None
+    if rest.startswith("~"):
+        rest = f"\\approx {rest[1:]}"
     end = _SPOKEN_END.search(rest)
     return rest[: end.start() if end else None].lstrip(" \t*_`,;:").rstrip(" \t*_`.,;:") or None
 
 
-_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿⁱˣ", "0123456789+-nix")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋ₙₖᵢₘ", "0123456789+-nkim")
+_UP, _DOWN = (f"([{''.join(map(chr, table))}]+)" for table in (_RAISED, _LOWERED))
+_RAISED_RUN, _LOWERED_RUN, _SMALL_FRACTION = map(re.compile, (_UP, _DOWN, f"{_UP}[\u2044\u2215/]{_DOWN}"))
+_ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z]))?")
+_ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
+_FRACTIONS = {
+    char: rf"\frac{{{above}}}{{{below}}}"
+    for char in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
+    for above, below in [unicodedata.normalize("NFKC", char).split("\u2044")]
+}
 _SYMBOLS = {
-    **{char: f"^{{{digit}}}" for digit, char in enumerate(_SUPERSCRIPTS)},
-    **dict.fromkeys("−–—‐‑﹣－", "-"),
-    **{char: rf"\frac{{{a}}}{{{b}}}" for char, a, b in zip("½⅓⅔¼¾⅕⅙⅛", "11213111", "23344568", strict=True)},
+    **dict.fromkeys("−–—‐‑‒﹣－", "-"),
+    **_FRACTIONS,
     **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/"},
-    **{"π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm "},
+    **{"π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm "},
     **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "…": r"\ldots "},
     **{"°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "≈": r"\approx "},
-    **{"€": "", "£": "", "¢": "", "\u200b": "", "\ufeff": "", "θ": r"\theta "},
+    **{"€": "", "£": "", "¢": "", "θ": r"\theta "},
+    **{char: rf"\mathbb{{{letter}}}" for char, letter in zip("ℝℤℚℕℂ", "RZQNC", strict=True)},
+    **dict.fromkeys(map(chr, (0xAD, 0xFEFF, *range(0x200B, 0x2010), *range(0x202A, 0x202F))), ""),
+    **dict.fromkeys(map(chr, range(0x2060, 0x2070)), ""),
 }  # fmt: skip
 _SYMBOL = str.maketrans(_SYMBOLS)
 
@@ -144,6 +158,8 @@ _BASES = {
     "eleven": 11, "twelve": 12, "sixteen": 16,
 }  # fmt: skip
 
+_DOLLARS = re.compile(r"\A\s*(?:\\text\{\s*)?(?:([-+])\s*)?\\\$\s*((?:\d|\{,\}|[,.](?=\d))+)\.?\s*\}?\s*\Z")
+_FUNCTIONS = "sin|cos|tan|cot|sec|csc"
 _UPPER = r"((?:(?!\\{0}(?![A-Za-z]))[^{{}}])+)\\{0}(?![A-Za-z])([^{{}}]+)"
 """What stands above and below the first `\\over` of a group."""
 _WRITE: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
@@ -151,10 +167,13 @@ _WRITE: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\\(?:(?:left|right|displaystyle|textstyle|limits|[bB]igg?[lr]?)(?![A-Za-z])|!)"), ""),
     (re.compile(r"\\(?:textcolor|color)\s*\{[^{}]*\}(?=\s*\{)"), r"\\underline"),
     (re.compile(r"\\(?:textcolor|color|phantom)\s*\{[^{}]*\}"), ""),
+    (re.compile(r"\\(?:mathbf|boldsymbol|bm|pmb)\s*(?=\{[^{}]*\{)"), r"\\underline"),
     (re.compile(r"(?<![\w}^\\])\{\s*\\(?:bf|rm|it)(?![A-Za-z])\s*([^{}]*)\}"), r"\\underline{\1}"),
     (re.compile(r"(?<=\d)\{\s*\\rm(?![A-Za-z])\s*([A-Za-z]+)\}"), r"\\text{\1}"),
+    (re.compile(r"(?:\\\\|\\q?quad(?![A-Za-z]))\s*(?=[A-Za-z](?:_\{?\w+\}?)?\s*=)"), ", "),
+    (re.compile(r"\\colon(?![A-Za-z])"), ":"),
     (re.compile(r"(?<!\\)\\(?:[,;: ]|(?:quad|qquad|thinspace)(?![A-Za-z])|hspace\*?\{[^{}]*\})|~"), " "),
-    (re.compile(r"(?<=\d)\}\^\{(?=\d)"), ""),
+    (_DOLLARS, r"\1\2\\text{ dollars}"),
     (re.compile(r"\\\$|\$|\\[()\[\]]"), ""),
     (
         re.compile(
@@ -175,8 +194,14 @@ _WRITE: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"(?<=[\d.])\\(?:bar|dot)\s*\{(\d+)\}"), r"\\overline{\1}"),
     (re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])"), r"\\pi "),
     (re.compile(r"\\(?:d|t|c|nice|s)frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"(\\frac\s*(?:\{[^{}]*\}|\d)?)\s*(\\pi)(?![A-Za-z])\s*"), r"\1{\2}"),
     (re.compile(rf"\{{{_UPPER.format('over')}\}}|\A{_UPPER.format('over')}\Z"), _as_frac),
     (re.compile(rf"\{{{_UPPER.format('choose')}\}}"), r"\\binom{\1}{\2}"),
+    (
+        re.compile(r"\\(?:mathbb|Bbb)\s*([A-Z])(?![A-Za-z])|\\Bbb(?![A-Za-z])\s*\{([A-Z])\}"),
+        r"\\mathbb{\1\2}",
+    ),
+    (re.compile(r"\\pmod\s*(\d)(?!\d)"), r"\\pmod{\1}"),
     (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
     (re.compile(r"(?<![\w)}])\+\s*\\infty(?![A-Za-z])"), r"\\infty"),
     (re.compile("<="), r"\\le "),
@@ -187,20 +212,36 @@ _WRITE: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\\geqslant(?![A-Za-z])"), r"\\ge"),
     (re.compile(r"\\lbrace(?![A-Za-z])"), r"\\{"),
     (re.compile(r"\\rbrace(?![A-Za-z])"), r"\\}"),
-    (re.compile(r"\\dots(?![A-Za-z])|\\cdots(?![A-Za-z])|\.\.\.+"), r"\\ldots"),
+    (re.compile(r"\\dots(?![A-Za-z])|\\cdots(?![A-Za-z])|\.\.\.+"), r"\\ldots "),
+    (re.compile(r"\^\s*(\\frac\s*(?:\d|\{[^{}]*\})\s*(?:\d|\{[^{}]*\}))"), r"^{\1}"),
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\{([,:])\}"), r"\1"),
+    (
+        re.compile(
+            rf"(?<![A-Za-z\\])(arc(?:sin|cos|tan)|{_FUNCTIONS}|ln|log|exp|sqrt)"
+            r"(?=\s*[({^_\d]|\s+(?:\\|[A-Za-z](?![A-Za-z])))"
+        ),
+        r"\\\1",
+    ),
+    (
+        # math-verify takes the sine of 30 degrees for that of 30.
+        re.compile(
+            rf"(\\(?:{_FUNCTIONS})(?![A-Za-z])\s*(?:\^\s*(?:\{{\s*\d+\s*\}}|\d)\s*)?[({{]?\s*-?)"
+            r"(\d+(?:\.\d+)?)\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z]))"
+        ),
+        r"\1\\frac{\2\\pi}{180}",
+    ),
     (
         re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])"),
         r"\\text{degrees}",
     ),
     (re.compile(r"(?<=\\text\{degrees\})\s*([CF])(?![A-Za-z])"), r"\\text{\1}"),
-    (re.compile(r"\\sqrt\s*\(([^(){}]*)\)"), r"\\sqrt{\1}"),
-    (re.compile(r"\\sqrt\s*(\d)(?!\d)"), r"\\sqrt{\1}"),
+    (re.compile(r"\\sqrt\s*(\[\d\])?\s*\(([^(){}]*)\)"), r"\\sqrt\1{\2}"),
+    (re.compile(r"\\sqrt\s*(\[\d\])?\s*(\d)(?!\d)"), r"\\sqrt\1{\2}"),
 )
 _TEXT_COMMAND = (
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mathtt|operatorname|boldsymbol|"
-    r"texttt|emph|mbox|hbox|bf|rm|it|underline)\s*\{"
+    r"texttt|bm|pmb|emph|mbox|hbox|bf|rm|it|underline)\s*\{"
 )
 _TEXT = re.compile(_TEXT_COMMAND + r"([^{}]*)\}")
 _TEXT_IN_TEXT = re.compile(_TEXT_COMMAND + r"\s*(\\text\{[^{}]*\})\s*\}")
@@ -214,12 +255,13 @@ _LABEL = re.compile(
     r"(?![^{}]*\b(?:wrong|incorrect|false|half|double|triple|negative)(?:\s*[:,]|\s+(?:is|of|the|that|it)\b))"
     r"(?![^{}]*\bno\s*[:,])"
     r"(?!\s*(?:the\s+|its\s+)?square(?:\s+is\b|\s*:))"
-    r"(?:[^{}]*(?::|\bis|\bare|\bequals)|(?:so|thus|hence|therefore)\s*,?)\}",
+    r"(?:[^{}]*(?::|\bis|\bare|\bequals|\btotal of)|(?:so|thus|hence|therefore)\s*,?)\}",
     re.IGNORECASE,
 )
 """Words that lead to what comes, and change nothing of it."""
 _QUOTES = "\"'`“”‘’"
 _MONEY = re.compile(r"\A\s*(?:\\text\{)?(?:USD?|EUR|GBP|INR|Rs\.?)\}?\s*(?=[\d.])")
+_TIME = re.compile(r"\A(\d{1,2}(?::\d\d)?)\s*(?:\\text\{\s*)?([ap])\.?\s?m\.?\s*\}?\.?\Z", re.IGNORECASE)
 _TEXTS = re.compile(r"\\text\{([^{}]*)\}\s*\\text\{(?!\s*,?\s*(?:or|and)\b)([^{}]*)\}")
 
 
@@ -231,7 +273,7 @@ def plain(latex: str) -> str:
     """
     if latex.isascii() and latex.isdecimal():
         return latex
-    text = unicodedata.normalize("NFKC", latex.translate(_SYMBOL)).translate(_SYMBOL)
+    text = latex if latex.isascii() else _in_ascii(latex)
     for pattern, instead in _WRITE:
         text = pattern.sub(instead, text)
     text = _TEXT_IN_TEXT.sub(r"\1", _TEXT.sub(_unpack, text))
@@ -239,10 +281,21 @@ def plain(latex: str) -> str:
     text = _FACE.sub("", text)
     text = _TEXTS.sub(r"\\text{\1 \2}", text)
     text = _LABEL.sub("", _SAYS.sub("", text))
-    text = _MONEY.sub("", text).strip()
+    text = _TIME.sub(lambda found: f"{found[1]}\\text{{ {found[2].lower()}m}}", _MONEY.sub("", text).strip())
     if text.startswith(tuple(_QUOTES)) and text.endswith(tuple(_QUOTES)):
         text = text.strip(_QUOTES)
     return text.removesuffix(".").strip(" \t\n,;:*")
+
+
+def _in_ascii(text: str) -> str:
+    """Signs, digits and letters of other scripts as LaTeX writes them, where it can; no invisible marks."""
+    text = _SMALL_FRACTION.sub(
+        lambda found: rf"\frac{{{found[1].translate(_RAISED)}}}{{{found[2].translate(_LOWERED)}}}", text
+    )
+    text = _RAISED_RUN.sub(lambda found: f"^{{{found[0].translate(_RAISED)}}}", text)
+    text = _LOWERED_RUN.sub(lambda found: f"_{{{found[0].translate(_LOWERED)}}}", text)
+    text = _ROOT.sub(lambda found: _ROOTS[found[1]] + (f"{{{found[2]}}}" if found[2] else ""), text)
+    return unicodedata.normalize("NFKC", text.translate(_SYMBOL)).translate(_SYMBOL)
 
 
 def _unpack(found: re.Match[str]) -> str:
@@ -250,7 +303,7 @@ def _unpack(found: re.Match[str]) -> str:
     if not words:
         return " "
     is_formula = found[0].startswith(("\\bf", "\\it", "\\underline")) and not _WORDS.fullmatch(words)
-    if not is_formula and not re.search(r"[\d\\]|\A[-+%?]+\Z", words):
+    if not is_formula and not re.search(r"[\d\\]|\A[-+%?:]+\Z", words):
         return f"\\text{{{words}}}"
     is_argument = found.string.endswith(("^", "_", "\\frac"), 0, found.start())
     return f"{{{words}}}" if is_argument else words

@@ -66,6 +66,12 @@ _NOT_UNITS = re.compile(
     r"score|gross)\b|\b(?:negative|binary|octal|hexadecimal|reciprocal|inverse|double|triple)\Z",
     re.IGNORECASE,
 )
+_SCALES = {
+    "dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+}  # fmt: skip
+_SCALED = re.compile(
+    rf"(.*?[\d.}})!])\s*(\\text\{{\s*)?({'|'.join(_SCALES)})s?(?:\s+([A-Za-z ]*?))?\s*(\}})?\.?", re.DOTALL
+)
 _POWER_OF_UNIT = r"(?:\^\{?[23]\}?)?"
 _TEXT_TAIL = re.compile(r"(.*?[\d.})!%])\s*\\text\{([^{}\d\\]*)\}\s*" + _POWER_OF_UNIT, re.DOTALL)
 _BARE_TAIL = re.compile(
@@ -117,10 +123,13 @@ def read_number(text: str) -> Number | None:
     if mixed and int(mixed[4]):
         size = int(mixed[2]) + Fraction(int(mixed[3]), int(mixed[4]))
         return Number(-size if mixed[1] == "-" else size)
+    scale = 1
+    if (found := _SCALED.fullmatch(text)) and bool(found[2]) == bool(found[5]):
+        scale, text = _SCALES[found[3]], f"{found[1]}\\text{{{found[4]}}}" if found[4] else found[1]
     text, unit = _without_unit(text)
     percent = text.endswith("%") or unit is _PERCENT
     value = _Reader(text.removesuffix("%").strip()).whole()
-    return None if value is None else Number(value, percent, _NO_UNIT if percent else unit)
+    return None if value is None else Number(value * scale, percent, _NO_UNIT if percent else unit)
 
 
 def _without_unit(text: str) -> tuple[str, tuple[str, str]]:

@@ -19,7 +19,11 @@ from mappa_envs.types import Task
 NEAR = 0.75
 """The share of words in common from which two problems with the same numbers count as nearly the same."""
 
-_PICTURE = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)|\S+\.(?:png|jpg|gif)\b", re.DOTALL | re.IGNORECASE)
+# A file's name begins a word or follows a drawing: looked for from each character of a long word, such as an
+# inlined picture, it would take the square of its length.
+_PICTURE = re.compile(
+    r"\[asy\].*?(?:\[/asy\]|\Z)|(?:(?<!\S)|(?<=\[/asy\]))\S+\.(?:png|jpg|gif)\b", re.DOTALL | re.IGNORECASE
+)
 _SPACING = re.compile(
     r"\\(?:left|right|displaystyle|[dt](?=frac)|text|textbf|mathrm|mbox|[,;:!])(?![A-Za-z])"
 )

@@ -62,6 +62,12 @@ def test_shared_cases(case: dict[str, object]) -> None:
         (b"\x80\x04\x95", "not_text"),
         ("id,price\n1,2\n".encode("utf-16"), "not_text"),
         (b"id,price\n1,2,3\n", "ragged"),
+        (b"id,price,price\n1,2\n", "ragged"),
+        (b"cost,cost\n1,2\n", "duplicate_columns"),
+        (b"cost,rooms\n", "missing_id_column"),
+        (b"id,price\n1,20\n2,30\n9,1\n", "missing_ids"),
+        (b"id,price\n3,\n1,20\n2,x\n4,1\n", "unknown_ids"),
+        (b"id,price\n3,10\n1,inf\n2,thirty\n", "not_numeric"),
         (b"id,price\n1\n", "ragged"),
         (b'id,price\n1,"' + b"x" * 200_000, "ragged"),
         (b"id,price,price\n1,2,3\n", "duplicate_columns"),
@@ -254,6 +260,7 @@ def test_broken_answers_are_the_owners_fault(tmp_path: Path) -> None:
         ("id,cost\n1,2\n", "no column 'price'"),
         ("id,price\n1,2\n1,3\n", "twice"),
         ("id,price\n1,much\n", "plain numbers"),
+        ("id,price\n", "unusable answers: there are none"),
     ):
         with pytest.raises(DataError, match=words):
             grade(good, write(tmp_path / "answers.csv", text), PRICE)

@@ -137,6 +137,18 @@ def test_a_folder_may_be_given_relative(official: Path, monkeypatch: pytest.Monk
     assert [finding.task for finding in check(".")] == ["titanic"]
 
 
+def test_what_else_lies_in_the_folders_changes_nothing(official: Path) -> None:
+    tasks, findings = load_folder(official), check(official)
+    folder = official / "data" / "data_resplit" / "titanic"
+    for name in ("train.csv.zip", "readme.md", ".ipynb_checkpoints/gender_submission-checkpoint.csv"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"PK")
+    (official / "data.zip").write_bytes(b"PK")
+    (folder.parent / "notes.txt").write_text("")
+    assert load_folder(official) == tasks
+    assert check(official) == findings
+
+
 def test_the_sample_is_never_a_guess_among_tables(official: Path) -> None:
     folder = official / "data" / "data_resplit" / "titanic"
     answers = official / "data" / "answers" / "titanic" / "test_answer.csv"

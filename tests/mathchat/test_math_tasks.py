@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from mappa_envs.errors import ConfigError, DataError
 from mappa_envs.mathchat import tasks as tasks_module
 from mappa_envs.mathchat.generators import GENERATORS, SEED_DISTANCE
-from mappa_envs.mathchat.overlaps import find_overlaps
+from mappa_envs.mathchat.overlaps import find_overlaps, normalized
 from mappa_envs.mathchat.tasks import QUOTA, SPLITS, MathTask, load_tasks, split_of
 from mappa_envs.mathchat.templates import LEVELS, MAX_ANSWER, TEMPLATES, read_prompt
 
@@ -154,6 +155,13 @@ def test_overlaps_exact_and_near() -> None:
     assert not pairs["e", "f"].leaks
     assert found[-1] is pairs["e", "f"]
     assert "splits train and test" in pairs["a", "b"].message
+
+
+def test_time_is_linear_in_an_inlined_picture() -> None:
+    prompt = f"See data:image/{'x' * 100_000} and a.png, [asy] dot(O); [/asy]b.png 2"
+    start = time.process_time()
+    assert normalized(prompt).endswith("x and 2")
+    assert time.process_time() - start < 10
 
 
 def test_the_order_of_words_does_not_change_the_split() -> None:
