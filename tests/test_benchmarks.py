@@ -9,13 +9,16 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from benchmarks.learning import main_job
+from benchmarks.learner.workload import Measured as UpdateMeasured
+from benchmarks.learning import __main__ as learning
+from benchmarks.learning import dense_sparse, main_job
 from benchmarks.sandbox import parts, processes
 from benchmarks.sandbox.__main__ import RAW_NAMES
 from benchmarks.sandbox.figures import Measured, flatten, make_table
@@ -56,6 +59,75 @@ def test_a_control_without_learning_is_not_in_the_gain(tmp_path: Path) -> None:
     assert figures["dsbench_seeds"] == 1
     assert figures["dsbench_score_gain"] == pytest.approx(2.0)
     assert [run["lr"] for run in figures["runs"]] == [1e-3, 0.0]
+
+
+def _write_outcomes(path: Path, algorithm: str, outcomes: dict[int, list[float]], task: str = "b") -> Path:
+    path.mkdir()
+    (path / "config.toml").write_text(f'seed = 3\nalgorithm = "{algorithm}"\n')
+    episodes = [
+        {
+            "step": step,
+            "index": index,
+            "episode": {"task_id": "a" if index < 2 else task, "start_role": None, "outcome": outcome},
+        }
+        for step, values in outcomes.items()
+        for index, outcome in enumerate(values)
+    ]
+    lines = [{"step": step, "outcome/success": 0.5, "score/mean": 4.0} for step in outcomes]
+    (path / "episodes.jsonl").write_text("".join(json.dumps(item) + "\n" for item in episodes))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(item) + "\n" for item in lines))
+    return path
+
+
+def test_dense_minus_sparse_is_of_counterparts_after_the_first_update(tmp_path: Path) -> None:
+    # Step 1 is before any learning. After it: 0.5 and 0.3 on one task, 0.1 on the other.
+    dense = _write_outcomes(tmp_path / "dense", "reinforce_pp", {1: [1.0, 1.0, 1.0], 2: [0.9, 0.7, 0.4]})
+    sparse = _write_outcomes(tmp_path / "sparse", "outcome", {1: [0.0, 0.0, 0.0], 2: [0.4, 0.4, 0.3]})
+    out = tmp_path / "dense_sparse.json"
+    dense_sparse.main(["--collect", str(sparse), str(dense), "--json", str(out)])
+    figures = json.loads(out.read_text())
+    assert figures["dense_minus_sparse"] == pytest.approx(0.3)
+    # Tasks are resampled: none is better than the worse of the two alone.
+    assert figures["dense_minus_sparse_low"] == pytest.approx(0.1)
+    assert figures["dense_minus_sparse_high"] == pytest.approx(0.4)
+    assert [(run["reward"], run["outcome"][0]) for run in figures["runs"]] == [
+        ("sparse", 0.0),
+        ("dense", 1.0),
+    ]
+    odd = _write_outcomes(tmp_path / "odd", "outcome", {1: [0.0, 0.0, 0.0], 2: [0.4, 0.4, 0.3]}, task="c")
+    with pytest.raises(ValueError, match="different episodes"):
+        dense_sparse.differences(dense, odd)
+
+
+def test_the_learning_figures_are_flat_and_null_where_nothing_was_measured(tmp_path: Path) -> None:
+    known = {"dsbench_seeds": 2, "dsbench_score_gain": 4.0, "dsbench_score_gain_low": 1.0, "runs": []}
+    (tmp_path / "main_job.json").write_text(json.dumps(known))
+    assert learning.collect(tmp_path) == {
+        "dsbench_seeds": 2,
+        "dsbench_score_gain": 4.0,
+        "dsbench_score_gain_low": 1.0,
+        "dense_minus_sparse": None,
+        "dense_minus_sparse_low": None,
+    }
+    committed = json.loads((learning.FOLDER / "results.json").read_text())
+    assert committed == learning.collect(learning.FOLDER)
+
+
+@pytest.mark.parametrize("name", ["learner", "scale"])
+def test_what_cannot_be_measured_is_null(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = import_module(f"benchmarks.{name}.__main__")
+    monkeypatch.setattr(benchmark, "find_spec", lambda package: None)
+    if name == "learner":
+        one = UpdateMeasured(update_s=1.0, cpu_s=1.0, trained_tokens=10, peak_mb=100.0)
+        monkeypatch.setattr(benchmark, "measure", lambda variant: one)
+    benchmark.main(["--json", str(tmp_path / "out.json")])
+    figures = json.loads((tmp_path / "out.json").read_text())
+    agreed = {
+        "learner": {"tokens_per_s_vs_trl", "memory_vs_trl"},
+        "scale": {"efficiency_64", "driver_mb_per_1000_episodes"},
+    }
+    assert agreed[name] <= figures.keys()
+    assert set(figures.values()) == {None}
 
 
 def test_the_sandbox_figures_are_the_other_time_divided_by_ours() -> None:

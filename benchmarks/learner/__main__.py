@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -94,16 +95,17 @@ def best_of(variants: Sequence[Variant], rounds: int) -> Iterator[tuple[Variant,
         yield variant, replace(quickest, peak_mb=max(item.peak_mb for item in runs))
 
 
-def figures(results: Sequence[tuple[Variant, Measured]]) -> dict[str, float]:
-    """Ours ÷ the quickest, and ÷ the leanest, of TRL's variants without checkpointing."""
+def figures(results: Sequence[tuple[Variant, Measured]]) -> dict[str, float | None]:
+    """Ours ÷ the quickest, and ÷ the leanest, of TRL's variants without checkpointing. None without TRL."""
     theirs = [m for variant, m in results if variant.learner == "theirs" and not variant.spec.checkpointing]
-    found = {}
+    quickest = max((item.tokens_per_s for item in theirs), default=None)
+    leanest = min((item.peak_mb for item in theirs), default=None)
+    found: dict[str, float | None] = {}
     for variant, ours in results:
         if variant.learner == "ours":
             name = "_checkpointing" if variant.spec.checkpointing else ""
-            quickest = max(item.tokens_per_s for item in theirs)
-            found[f"tokens_per_s_vs_trl{name}"] = ours.tokens_per_s / quickest
-            found[f"memory_vs_trl{name}"] = ours.peak_mb / min(item.peak_mb for item in theirs)
+            found[f"tokens_per_s_vs_trl{name}"] = ours.tokens_per_s / quickest if quickest else None
+            found[f"memory_vs_trl{name}"] = ours.peak_mb / leanest if leanest else None
     return found
 
 
@@ -115,7 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", choices=("quick", "full"), default="quick")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    results = list(best_of(comparison(options.size), rounds=1 if options.size == "quick" else 3))
+    variants = comparison(options.size)
+    if find_spec("trl") is None or find_spec("datasets") is None:
+        print("not compared: TRL is not installed; pip install -e '.[train,test]'")
+        variants = [variant for variant in variants if variant.learner == "ours"]
+    results = list(best_of(variants, rounds=1 if options.size == "quick" else 3))
     more = list(best_of(growth(), rounds=1)) if options.size == "full" else []
     table = Table("learner", "update, s", "CPU, s", "trained tokens", "tokens/s", "peak, MB")
     for variant, measured in (*results, *more):
@@ -130,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console, ratios = Console(), figures(results)
     console.print(table)
     for name, value in ratios.items():
-        console.print(f"{name}: {value:.3f}")
+        console.print(f"{name}: {'null' if value is None else format(value, '.3f')}")
     console.print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     if options.json:
         options.json.write_text(json.dumps(ratios, indent=1) + "\n")

@@ -1,7 +1,7 @@
 """Does the main job learn? Mean coach score of each agent, step by step, with and without learning.
 
-    python -m benchmarks.learning.main_job --size full --json results.json    # runs it: seeds 0, 1 and lr 0
-    python -m benchmarks.learning.main_job --collect RUN [RUN …]              # reads run folders
+    python -m benchmarks.learning.main_job --size full --json main_job.json    # runs it: seeds 0, 1 and lr 0
+    python -m benchmarks.learning.main_job --collect RUN [RUN …]               # reads run folders
 
 The gain of a run is the mean over the agents of the last step's score minus the first step's, on the 0–10
 scale, with a 95 % interval from a bootstrap over the episodes of both steps (10,000 draws, seed 0). The
@@ -10,19 +10,16 @@ control is the same run with `--lr 0`: same tasks, same starts, same sampling no
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 import tempfile
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-DRAWS = 10_000
+from benchmarks.learning import runs
+from benchmarks.learning.runs import DRAWS
+
 Scores = dict[str, list[list[float]]]
 """For each agent, for each episode, its final scores in one step."""
 
@@ -30,8 +27,7 @@ Scores = dict[str, list[list[float]]]
 def read_steps(run: Path) -> dict[int, Scores]:
     """The final scores of every step of a run."""
     steps: dict[int, Scores] = {}
-    for line in (run / "episodes.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in runs.read_episodes(run):
         turns = record["episode"]["turns"]
         scores = steps.setdefault(record["step"], {})
         place = max((len(rows) for rows in scores.values()), default=0)
@@ -69,9 +65,7 @@ def gain(first: Scores, last: Scores) -> tuple[float, float, float]:
 
 def summarize(run: Path) -> dict[str, Any]:
     """The curves of one run, and its gain."""
-    config = tomllib.loads((run / "config.toml").read_text())
-    steps = read_steps(run)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    config, steps, lines = runs.read_config(run), read_steps(run), runs.read_metrics(run)
     value, low, high = gain(steps[min(steps)], steps[max(steps)])
     agents = [
         key.removeprefix("score/") for key in lines[0] if key.startswith("score/") and key != "score/mean"
@@ -90,26 +84,17 @@ def summarize(run: Path) -> dict[str, Any]:
 
 
 def run_all(folder: Path, size: str) -> list[Path]:
-    """Seeds 0 and 1, and seed 0 with a learning rate of 0. `quick` is two steps of four episodes each."""
-    small = ["--steps", "2", "--episodes-per-step", "4", "--samples-per-task", "2"] if size == "quick" else []
-    runs = []
-    for seed, lr in ((0, None), (1, None), (0, "0")):
-        out = folder / f"seed-{seed}{'' if lr is None else '-lr-0'}"
-        flags = ["--seed", str(seed), "--out", str(out), *small, *([] if lr is None else ["--lr", lr])]
-        subprocess.run([sys.executable, "-m", "mappa_train", "--env", "dsbench-v0", *flags], check=True)
-        runs.append(out)
-    return runs
+    """Seeds 0 and 1, and seed 0 with a learning rate of 0."""
+    return [
+        runs.main_job(folder / "seed-0", size, 0),
+        runs.main_job(folder / "seed-1", size, 1),
+        runs.main_job(folder / "seed-0-lr-0", size, 0, "--lr", "0"),
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table, and write the figures if asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--size", choices=("quick", "full"), default="quick")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--collect", nargs="+", type=Path, metavar="RUN")
-    options = parser.parse_args(arguments)
+    options = runs.parse(__doc__, arguments)
     with tempfile.TemporaryDirectory() as folder:
         rows = [summarize(run) for run in options.collect or run_all(Path(folder), options.size)]
     for row in rows:
@@ -124,8 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "dsbench_score_gain_low": min((row["gain_low"] for row in trained), default=None),
         "runs": rows,
     }
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    runs.write(figures, options.json)
 
 
 if __name__ == "__main__":

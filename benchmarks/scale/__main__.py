@@ -16,6 +16,7 @@ import resource
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ AT_ONCE = 16
 MOST_PROCESSES = 8
 """Workers beyond share processes: 64 of them would measure this machine's memory."""
 STORE_BYTES = 200 << 20
+AGREED = ("efficiency_64", "ideal_efficiency_64", "driver_mb_per_1000_episodes")
 COLUMNS = {
     "workers": "workers",
     "episodes": "episodes",
@@ -155,14 +157,14 @@ def _resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def flatten(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """The agreed figures, those of the most workers, and all rows."""
+def compare(rows: Sequence[dict[str, float]]) -> list[dict[str, float]]:
+    """The rows, with each one's rate as a share of as many times the first one's."""
     one = rows[0]
 
     def efficiency(row: dict[str, float], rate: str) -> float:
         return row[rate] * one["workers"] / (row["workers"] * one[rate])
 
-    told = [
+    return [
         row
         | {
             "efficiency": efficiency(row, "episodes_per_s"),
@@ -170,14 +172,15 @@ def flatten(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
         }
         for row in rows
     ]
-    most = told[-1]
-    is_64 = most["workers"] == 64
-    return {
-        "efficiency_64": most["efficiency"] if is_64 else None,
-        "ideal_64": most["ideal_efficiency"] if is_64 else None,
-        "driver_mb_per_1000_episodes": most["driver_mb_per_1000_episodes"],
-        "rows": told,
-    }
+
+
+def flatten(rows: Sequence[dict[str, float]]) -> dict[str, float | None]:
+    """The agreed figures, which are those of the most workers, and all of each row by its workers."""
+    figures: dict[str, float | None] = dict.fromkeys(AGREED)
+    for row in rows:
+        figures["driver_mb_per_1000_episodes"] = row["driver_mb_per_1000_episodes"]
+        figures |= {f"{name}_{row['workers']}": row[name] for name in COLUMNS if name != "workers"}
+    return figures
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -187,6 +190,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     size = SIZES[options.size]
     pacing = Pacing.read(PACING, size.speed)
+    rows: list[dict[str, float]] = []
+    if find_spec("ray") is None:
+        print("not measured: Ray is not installed; pip install -e '.[ray]'")
+    else:
+        rows = compare(_measure_all(size, pacing))
+        table = Table(*COLUMNS.values())
+        for row in rows:
+            table.add_row(*(f"{row[name]:.4g}" for name in COLUMNS))
+        Console().print(table, "ideal: driver and machine cost nothing; ms, MB: the driver's, of episodes")
+    if options.json:
+        options.json.write_text(json.dumps(flatten(rows), indent=1) + "\n")
+
+
+def _measure_all(size: Size, pacing: Pacing) -> list[dict[str, float]]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
@@ -198,16 +215,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         include_dashboard=False,
     )
     try:
-        rows = [measure(num_workers, size, pacing) for num_workers in size.workers]
+        return [measure(num_workers, size, pacing) for num_workers in size.workers]
     finally:
         ray.shutdown()
-    figures = flatten(rows)
-    table = Table(*COLUMNS.values())
-    for row in figures["rows"]:
-        table.add_row(*(f"{row[name]:.4g}" for name in COLUMNS))
-    Console().print(table, "ideal: driver and machine cost nothing; ms, MB: the driver's, of episodes")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":
