@@ -1,11 +1,12 @@
 """`python -m mappa_envs doctor | data list | data check PATH | build-image`: the environments' own tools.
 
-Exit codes: 0 all is well, 1 findings, 2 bad input, 3 this machine lacks something.
+Exit codes: 0 all is well, 1 findings, 2 bad input, 3 this machine lacks something, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import metadata
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mappa_envs.errors import MappaError
+from mappa_envs.view import printable
 
 PACKAGES = (
     "gymnasium",
@@ -45,10 +47,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        print(end="", flush=True)  # not stdout.flush(): a service may have no stdout
+        return code
     except MappaError as error:
-        print(f"mappa_envs: {error}", file=sys.stderr)
+        print(f"mappa_envs: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("mappa_envs: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read our words has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second complaint at exit
+        return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,7 +99,7 @@ def _doctor(options: argparse.Namespace) -> int:
     missing = [name for name in PACKAGES if not _is_installed(name)]
     for name in PACKAGES:
         advice = f"is missing: pip install {name}" if name in missing else metadata.version(name)
-        print(f"{'MISSING' if name in missing else 'ok':8}{name}: {advice}")
+        _say(f"{'MISSING' if name in missing else 'ok':8}{name}: {advice}")
     findings = probe()
     _print_lines((f"sandbox {finding.name}", finding) for finding in findings)
     return int(bool(missing) or any(finding.ok is False for finding in findings))
@@ -110,10 +120,8 @@ def _list(options: argparse.Namespace) -> int:
     width = max(len(task.task_id) for task in tasks)
     for task in tasks:
         targets = ", ".join(task.spec.target_columns)
-        print(
-            f"{task.task_id:{width}}  {task.split:5}  {task.task_type:14}  {task.spec.metric:11}  {targets}"
-        )
-    print(f"{len(tasks)} tasks")
+        _say(f"{task.task_id:{width}}  {task.split:5}  {task.task_type:14}  {task.spec.metric:11}  {targets}")
+    _say(f"{len(tasks)} tasks")
     return 0
 
 
@@ -125,7 +133,7 @@ def _check(options: argparse.Namespace) -> int:
     findings = check(options.path)
     _print_lines((finding.task, finding) for finding in findings)
     num_bad = sum(not finding.ok for finding in findings)
-    print(f"{len(findings)} tasks looked at, {num_bad} cannot be used")
+    _say(f"{len(findings)} tasks looked at, {num_bad} cannot be used")
     return int(num_bad > 0)
 
 
@@ -144,10 +152,10 @@ def _check_problems(path: str) -> int:
         if not judge(rf"\boxed{{{gold}}}", [gold]).right
     ]
     for task_id, gold in useless:
-        print(f"{'PROBLEM':8}{task_id!r}: nothing matches its answer {gold[:60]!r}: balance the braces")
+        _say(f"{'PROBLEM':8}{task_id!r}: nothing matches its answer {gold[:60]!r}: balance the braces")
     for overlap in overlaps:
-        print(f"{'LEAK' if overlap.leaks else 'TWICE':8}{overlap.message}")
-    print(
+        _say(f"{'LEAK' if overlap.leaks else 'TWICE':8}{overlap.message}")
+    _say(
         f"{len(tasks)} problems looked at, {len(overlaps)} pairs are the same, "
         f"{len(useless)} answers can never be given"
     )
@@ -163,7 +171,12 @@ def _build_image(options: argparse.Namespace) -> int:
 
 def _print_lines(lines: Iterable[tuple[str, Line]]) -> None:
     for name, line in lines:
-        print(f"{_MARKS[line.ok]:8}{name}: {line.message}")
+        _say(f"{_MARKS[line.ok]:8}{name}: {line.message}")
+
+
+def _say(line: str) -> None:
+    # The names of tasks and columns are whatever their files hold.
+    print(printable(line))
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mappa_envs.blocking import CallThread, wait_for
 from mappa_envs.errors import ConfigError, PromptTooLong, SandboxError
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from mappa_envs.pipeline import PipelineEnv
 
 MAX_INFRA_RETRIES = 2
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 Policy = Callable[[str, list[dict[str, str]]], str | Awaitable[str]]
 """`policy(agent, messages)` with chat messages `{"role", "content"}` → the agent's whole message."""
@@ -274,13 +279,8 @@ async def _play(
     env: PipelineEnv, policies: Mapping[str, Policy], task_id: str, seed: int, thread: CallThread
 ) -> Episode:
     """One episode that no fault of the sandbox ended."""
-    fault: SandboxError | None = None
-    for _ in range(1 + MAX_INFRA_RETRIES):
-        try:
-            await env.areset(seed=seed, options={"task_id": task_id})
-        except SandboxError as error:
-            fault = error
-            continue
+
+    async def attempt() -> Episode:
         while env.episode.stop_reason is None:
             agent = env.agent_selection
             try:
@@ -289,13 +289,36 @@ async def _play(
                 await env.acut(StopReason.CONTEXT)
             else:
                 await env.astep(action)
+        return env.episode
+
+    options = {"task_id": task_id}
+    episode, _ = await with_reruns(env, attempt, name=f"task {task_id}", seed=seed, options=options)
+    return episode
+
+
+async def with_reruns(
+    env: PipelineEnv, play: Callable[[], Awaitable[T]], *, name: str, seed: int, options: Mapping[str, Any]
+) -> tuple[T, int]:
+    """Reset an environment and play its episode, again for as long as a fault of the sandbox ends it.
+
+    Returns what `play` gave for the episode that none ended, and how often it was run again. Raises
+    `SandboxError`, under the `name` of the episode, after `MAX_INFRA_RETRIES` times in vain.
+    """
+    fault: SandboxError | None = None
+    for num_reruns in range(1 + MAX_INFRA_RETRIES):
+        if fault is not None:
+            log.info("%s: run again, since the sandbox failed: %s", name, fault)
+        try:
+            await env.areset(seed=seed, options=options)
+        except SandboxError as error:  # before there was an episode that it could have ended
+            fault = error
+            continue
+        played = await play()
         if env.episode.stop_reason is not StopReason.INFRA:
-            return env.episode
+            return played, num_reruns
         reason = env.episode.turns[-1].unscored_reason if env.episode.turns else None
         fault = SandboxError(reason or "the sandbox failed at its end")
-    raise SandboxError(
-        f"task {task_id}: the sandbox failed {MAX_INFRA_RETRIES + 1} times: {fault}"
-    ) from fault
+    raise SandboxError(f"{name}: the sandbox failed {MAX_INFRA_RETRIES + 1} times: {fault}") from fault
 
 
 async def _ask(policy: Policy, agent: str, messages: list[dict[str, str]], thread: CallThread) -> Any:

@@ -75,7 +75,8 @@ def check_action(agent: str, action: object) -> str:
 
 def _count_space() -> Box:
     """A number of turns or actions."""
-    return Box(0, np.iinfo(np.int64).max, (), np.int64)
+    # Not up to the largest int64: the space could not be sampled, since Gymnasium adds 1 to its bound.
+    return Box(0, np.iinfo(np.int32).max, (), np.int64)
 
 
 def prompt_space() -> DictSpace:

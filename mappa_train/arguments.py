@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from mappa_envs.errors import ConfigError
-from mappa_train.config import COACH_OPTIONS, Config, field_types
+from mappa_train.config import COACH_OPTIONS, Config, did_you_mean, field_types
 from mappa_train.files import user_path
 from mappa_train.launch import OF_MACHINES
 from mappa_train.settings import PRESETS
@@ -30,6 +30,7 @@ _EPILOG = """commands (default: train):
 
 _SFT_SETTINGS = (
     *("env", "tasks", "split", "max_tasks", "model", "policy", "lora_rank", "lora_alpha", "sandbox", "seed"),
+    "shared_policy",
     *("max_actions", "prompt_style", "visibility", "handover", "max_new_tokens", "token_budget", "out"),
     *("lr", "weight_decay", "max_grad_norm", "epochs", "gradient_checkpointing"),
 )
@@ -40,6 +41,26 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see: {self.prog} --help")
+
+
+def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
+    """The command and its options; a command line without one trains. Raises `ConfigError`."""
+    if bad := [item for item in arguments if "\0" in item or item.encode(errors="ignore").decode() != item]:
+        raise ConfigError(f"{bad[0]!r}: must be UTF-8 text without a NUL character")
+    command = "train"
+    if arguments and not arguments[0].startswith("-"):
+        command = arguments.pop(0)
+        if command not in COMMANDS:
+            hint = did_you_mean(command, COMMANDS)
+            raise ConfigError(f"unknown command {command!r}{hint}; the commands are {', '.join(COMMANDS)}")
+    parser = make_parser(command)
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        known = [flag for action in parser._actions for flag in action.option_strings]
+        hint = did_you_mean(rest[0].split("=")[0], known)
+        what = "unknown flag" if rest[0].startswith("-") else "unexpected argument"
+        raise ConfigError(f"{what} {rest[0]}{hint}; see: {parser.prog} --help")
+    return command, options
 
 
 def make_parser(command: str) -> Parser:

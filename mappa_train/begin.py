@@ -11,6 +11,7 @@ from mappa_train.config import Config
 from mappa_train.engine.choice import check_engine
 from mappa_train.memory import check_memory
 from mappa_train.plan import make_env
+from mappa_train.router import check_frozen
 from mappa_train.start import copy_start, find_start, run_of
 from mappa_train.wandb_writer import check_wandb
 
@@ -28,6 +29,7 @@ def begin_run(config: Config, say: Say) -> RunFolder:
     env = make_env(config)
     if config.eval_every:
         make_env(config, "val", coach=None)
+    check_frozen(config, env.possible_agents)
     start = find_start(config, env.possible_agents)
     check_engine(config)
     try_out(env.coach)

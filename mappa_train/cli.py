@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import sys
@@ -17,10 +16,10 @@ import threading
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from mappa_envs.errors import ConfigError, MappaError, UnavailableError, install_hint
-from mappa_train.arguments import COMMANDS, make_parser
+from mappa_train.arguments import parse
 from mappa_train.config import Config, did_you_mean, field_types
 from mappa_train.files import disk_fault, user_path
 from mappa_train.launch import check_launched, launch, num_launched, to_go_on
@@ -74,7 +73,10 @@ def main(arguments: Sequence[str]) -> int:
     place = _Place(arguments)
     _take_signals()
     try:
-        return _dispatch(list(arguments), place)
+        code = _dispatch(list(arguments), place)
+        place.learns = False  # all is done: whoever leaves now interrupts nothing
+        print(end="", flush=True)  # not stdout.flush(): a service may have no stdout
+        return code
     except MappaError as error:
         if place.speaks(error):
             _say(f"error: {error}")
@@ -136,30 +138,10 @@ def _interrupted(place: _Place) -> str:
     return f"interrupted; the last checkpoint is {folder}. Continue with: {command}"
 
 
-def _parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
-    """The command and its options. Raises `ConfigError`."""
-    if bad := [item for item in arguments if "\0" in item or item.encode(errors="ignore").decode() != item]:
-        raise ConfigError(f"{bad[0]!r}: must be UTF-8 text without a NUL character")
-    command = "train"
-    if arguments and not arguments[0].startswith("-"):
-        command = arguments.pop(0)
-        if command not in COMMANDS:
-            hint = did_you_mean(command, COMMANDS)
-            raise ConfigError(f"unknown command {command!r}{hint}; the commands are {', '.join(COMMANDS)}")
-    parser = make_parser(command)
-    options, rest = parser.parse_known_args(arguments)
-    if rest:
-        known = [flag for action in parser._actions for flag in action.option_strings]
-        hint = did_you_mean(rest[0].split("=")[0], known)
-        what = "unknown flag" if rest[0].startswith("-") else "unexpected argument"
-        raise ConfigError(f"{what} {rest[0]}{hint}; see: {parser.prog} --help")
-    return command, options
-
-
 def _dispatch(arguments: list[str], place: _Place) -> int:
     from mappa_train.checkpoint import find_run
 
-    command, options = _parse(arguments)
+    command, options = parse(arguments)
     if command == "train":
         return _train(options, place)
     if command == "resume":
@@ -298,7 +280,8 @@ def _sft(options: argparse.Namespace, place: _Place) -> int:
         log_to(run.log_path, console)
         results = sft.warm_start(config, run, team.policies, lessons, say=_say)
     console.print(sft.table(results))
-    print(f"begin learning from it with: python -m mappa_train --env {config.env} --init {run.path}")
+    shared = " --shared-policy on" if config.shared_policy == "on" else ""
+    print(f"begin learning from it with: python -m mappa_train --env {config.env} --init {run.path}{shared}")
     return 0
 
 
@@ -377,9 +360,10 @@ def _eval(options: argparse.Namespace, place: _Place) -> int:
     _check_packages()
     from rich.console import Console
 
-    from mappa_train.evaluate import evaluate
+    from mappa_train.evaluate import evaluate, keep_figures
     from mappa_train.model import load_pretrained
     from mappa_train.progress import PlainProgress
+    from mappa_train.report import write_report
 
     run.check_model(load_pretrained(config.model, say=_say))
     checkpoint = run.load(step)
@@ -391,19 +375,7 @@ def _eval(options: argparse.Namespace, place: _Place) -> int:
         config, checkpoint.folder, split=options.split, episodes=options.episodes, progress=progress
     )
     console.print(f"step {checkpoint.step}, {options.split} tasks", result.table)
-    _write_evaluation(run, checkpoint.step, options, result.table)
-    return 0
-
-
-def _write_evaluation(run: RunFolder, step: int, options: argparse.Namespace, table: Any) -> None:
-    """Keep the figures in the run folder (and in `--json`), and show them on the run's page."""
-    from mappa_train.files import write_atomically
-    from mappa_train.report import write_report
-
-    figures = {"step": step, "split": options.split, **table.to_json()}
-    content = (json.dumps(figures, indent=1, allow_nan=False) + "\n").encode()
-    for path in (run.path / f"eval-{options.split}-step-{step}.json", options.json):
-        if path is not None:
-            write_atomically(path, content)
-            print(f"figures: {path}")
+    for path in keep_figures(run.path, checkpoint.step, options.split, result.table, options.json):
+        print(f"figures: {path}")
     print(f"report:  {write_report(run.path)}")
+    return 0

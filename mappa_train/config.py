@@ -35,7 +35,11 @@ class Config:
     max_tasks: int = option(
         0, "Use only the first N tasks of the split; 0 = all. Fewer tasks learn faster.", low=0
     )
-    model: str = option("smollm2-135m", "`smollm2-135m` (embedded default), a Hugging Face id, or a folder.")
+    model: str = option(
+        "smollm2-135m",
+        "`smollm2-135m` (embedded default), a Hugging Face id, or a folder. `tiny` is random, made "
+        "here, and learns nothing: it checks a whole set-up within a minute.",
+    )
     policy: Literal["lora", "full"] = option(
         "lora",
         "lora: one adapter an agent on one shared base. full: own weights for each agent, "
@@ -43,6 +47,17 @@ class Config:
     )
     lora_rank: int = option(16, "Rank of each agent's adapter; more learns more and costs more.", low=1)
     lora_alpha: int = option(32, "Scale of the adapter: its update is multiplied by alpha / rank.", low=1)
+    frozen_agents: str = option(
+        "",
+        "Agents, by name and apart by commas, who act and are scored but never learn, such as analyst_0: to "
+        "see what a role's learning is worth, or to keep one that is good. See docs/algorithms.md. Default: "
+        "all learn.",
+    )
+    shared_policy: Literal["off", "on"] = option(
+        "off",
+        "on: all agents act with and train one set of weights, and only their prompts differ; the usual "
+        "baseline, and less memory. off: each agent has its own.",
+    )
     init: str = option(
         "",
         "Weights to begin from: the folder of a run or of a warm start (`sft`; a bare name is looked up in "
@@ -138,7 +153,11 @@ class Config:
         6, "Episodes of one step on the same task; capped at episodes_per_step.", low=1
     )
     lr: float = option(
-        1e-3, "Peak learning rate of AdamW. 1e-3 suits LoRA on the embedded model; 1e-6 full weights.", low=0
+        1e-3,
+        "Peak learning rate of AdamW. 1e-3 suits LoRA on the embedded model, 1e-4 on larger ones; with "
+        "--policy full it is 1e-5 unless set (the paper's: 1e-6). That of a preset or file is for the policy "
+        "beside it.",
+        low=0,
     )
     schedule: Literal["constant", "cosine"] = option(
         "constant", "Course of the learning rate. cosine: down to --min-lr at the end; for long runs."

@@ -43,8 +43,10 @@ def returns(rewards: Tensor, scored: Tensor, gamma: float, mode: str) -> Tensor:
         of the coach punishes nobody. "per_action": G_i = r_i (the released code). "outcome": as given.
 
     Returns float64 [n]; nan where no j ≥ i is scored, and for an unscored i in the modes that need its
-    own score. Raises `ConfigError` on an unknown mode.
+    own score. Raises `ConfigError` on an unknown mode, `ValueError` on other shapes.
     """
+    _check_shape("scored", scored, rewards)
+    scored = scored.bool()
     values = torch.where(scored, rewards.double(), 0.0)
     if mode == "outcome":
         return rewards.double().clone()
@@ -62,6 +64,13 @@ def returns(rewards: Tensor, scored: Tensor, gamma: float, mode: str) -> Tensor:
         if scored[i]:
             out[i] = total / weight * (everything if mode == "to_go" else 1.0)
     return out
+
+
+def _check_shape(name: str, flags: Tensor, values: Tensor) -> None:
+    """Raise `ValueError` where one value would be spread over many flags, or the other way round."""
+    if values.dim() != 1 or flags.shape != values.shape:
+        shapes = f"{tuple(flags.shape)} beside values of {tuple(values.shape)}"
+        raise ValueError(f"{name}: must have one entry for each value, both in one dimension, got {shapes}")
 
 
 def token_returns(ret: float, logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> Tensor:
@@ -135,7 +144,7 @@ def moments(values: Tensor, gather: Gather | None = None) -> tuple[float, float,
 def normalize(
     values: Tensor,
     mask: Tensor,
-    groups: Sequence[Hashable] | None = None,
+    groups: Sequence[Hashable] | Tensor | None = None,
     dist: Gather | None = None,
     *,
     scopes: Sequence[Hashable] | None = None,
@@ -157,9 +166,16 @@ def normalize(
 
     Returns float32 [t]. A scope whose values, or bare values, differ by less than `FLAT_STD` gets 0 and a
     warning: else float noise, or a penalty that is meant to be small, would become all of the advantage.
+    Raises `ValueError` on other shapes.
     """
+    _check_shape("mask", mask, values)
+    mask = mask.bool()  # numbers would be taken for places
     out = torch.zeros(values.shape, dtype=torch.float64)
-    names: Sequence[Hashable] = groups if groups is not None else [None] * len(values)
+    # The elements of a tensor are equal to no other.
+    listed = groups.tolist() if isinstance(groups, Tensor) else groups
+    names: Sequence[Hashable] = [None] * len(values) if listed is None else listed
+    if len(names) != len(values):
+        raise ValueError(f"groups: one for each of the {len(values)} values is needed, got {len(names)}")
     if scopes is None:
         scopes = sorted(set(names), key=str) if groups is not None else [None]
     numbers = {scope: k for k, scope in enumerate(scopes)}

@@ -36,6 +36,8 @@ END_S = 30.0
 """How long a rank that failed with another is left to the launcher."""
 GRACE_S = 1.0
 """After an error that another rank's end may have caused, that one speaks first."""
+LOST_GRACE_S = 5.0
+"""After one that it did cause, its launcher does, who has to notice first, however busy the machine is."""
 _MISSING = re.compile(r"Ranks? ([\d, ]+) failed to pass")
 _FAILED = "mappa/failed"
 
@@ -117,7 +119,9 @@ class Ranks:
         if self.size == 1:
             return True
         try:
-            if not isinstance(error, MappaError) or isinstance(error, LostRankError):
+            if isinstance(error, LostRankError):
+                time.sleep(LOST_GRACE_S)
+            elif not isinstance(error, MappaError):
                 time.sleep(GRACE_S)
             first = self._store.compare_set(_FAILED, "", str(self.rank)).decode()
             if first != str(self.rank):

@@ -21,11 +21,11 @@ from mappa_train.model import (
     EMBEDDED,
     EMBEDDED_HUB_ID,
     WHEEL,
-    cache_folder,
     find_cached,
     hub_offline,
     probe_hub,
 )
+from mappa_train.model_cache import cache_folder
 
 _PACKAGES = ("torch", "transformers", "peft", "torchrl", "tensordict", "safetensors", "gguf", "tensorboard")
 _RUN_BYTES = 1_000_000_000
@@ -53,7 +53,8 @@ def main(config: Config) -> int:
             table.add_row(mark, Text(check.name), Text(check.message))
             failed += check.ok is False
     console.print(table)
-    console.print(f"{failed} thing(s) to fix" if failed else "everything that a run needs works")
+    calm = "everything that a run needs works; to see it do so: python -m mappa_train --model tiny --steps 2"
+    console.print(f"{failed} thing(s) to fix" if failed else calm, soft_wrap=True)
     return 1 if failed else 0
 
 

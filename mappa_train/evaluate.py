@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -11,6 +12,7 @@ from mappa_envs.evaluation import EvalResult, EvalTable
 from mappa_envs.pipeline import PipelineEnv
 from mappa_train.config import Config
 from mappa_train.engine.choice import to_play_here
+from mappa_train.files import write_atomically
 from mappa_train.progress import Progress
 from mappa_train.rollout import EpisodePlan, plan_step
 from mappa_train.team import load_weights, open_team, play
@@ -59,3 +61,13 @@ def measure(
     )
     done = tuple(rollout.episode for rollout in play(plans))
     return EvalResult(episodes=done, table=EvalTable.of(done, env.figures))
+
+
+def keep_figures(run: Path, step: int, split: str, table: EvalTable, copy: Path | None) -> list[Path]:
+    """Write the figures of a run's checkpoint into its folder, and to `copy`; returns where they are."""
+    figures = {"step": step, "split": split, **table.to_json()}
+    content = (json.dumps(figures, indent=1, allow_nan=False) + "\n").encode()
+    places = [run / f"eval-{split}-step-{step}.json", *([copy] if copy is not None else [])]
+    for path in places:
+        write_atomically(path, content)
+    return places

@@ -1,6 +1,6 @@
-"""One update of every agent from one step's episodes.
+"""One update of every policy that learns from one step's episodes.
 
-What TorchRL does here: each agent's minibatches of packs are records (`TensorDict`) in a `ReplayBuffer` over
+What TorchRL does here: each policy's minibatches of packs are records (`TensorDict`) in a `ReplayBuffer` over
 `LazyStackStorage`, which keeps ragged tensors without padding; `SamplerWithoutReplacement` draws the
 minibatches of an epoch; the loss is a `LossModule`. What it does not: logprobs, the KL penalty, returns
 and whitening, where its classes pad, misalign, or know no REINFORCE++ (see `loss.py`).
@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from heapq import merge
 from itertools import pairwise
@@ -29,16 +28,17 @@ from mappa_envs.errors import MappaError
 from mappa_train.algorithms import ActionReturns, find_algorithm
 from mappa_train.config import Config
 from mappa_train.credit import group_numbers, moments, normalize, token_returns
-from mappa_train.credit_log import ActionCredit, action_credits
+from mappa_train.credit_log import action_credits
 from mappa_train.distributed import ALONE, Ranks
 from mappa_train.loss import PolicyLoss, token_logprobs
 from mappa_train.packing import Pack, Sample, make_packs
 from mappa_train.parallel import Distributor, exchange, idle_pack
 from mappa_train.policies import Policies
+from mappa_train.router import check_trained
 from mappa_train.schedule import learning_rate
 from mappa_train.sharding import load_optimizer_state, optimizer_state, whole
 from mappa_train.types import Action, SampleCredit, UpdateStats
-from mappa_train.update_stats import pooled_stats
+from mappa_train.update_stats import AdvantageStats, of_each_actor, pooled_stats
 
 log = logging.getLogger(__name__)
 
@@ -56,15 +56,6 @@ Minibatch = list[TensorDict]
 
 class NumericsError(MappaError):
     """A promise about the numbers does not hold: the run stops instead of learning from noise."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdvantageStats:
-    """Token returns before normalization, and what became of each action, over all agents and ranks."""
-
-    mean: float | None
-    std: float | None
-    actions: tuple[ActionCredit, ...]
 
 
 class Learner:
@@ -85,38 +76,42 @@ class Learner:
         self.intact = True
         """False while an update is under way: some agents may have moved and others not."""
         self._optimizers = {
-            agent: torch.optim.AdamW(
-                policies.parameters(agent),
+            policy: torch.optim.AdamW(
+                policies.parameters(policy),
                 lr=config.lr,
                 weight_decay=config.weight_decay,
                 betas=(0.9, config.adam_beta2),
             )
-            for agent in policies.agents
+            for policy in policies.trained
         }
 
     def update(
         self, samples: Sequence[SampleCredit], on_pack: Callable[[int, int], None] = lambda done, total: None
     ) -> tuple[dict[str, UpdateStats], AdvantageStats]:
-        """One step of the algorithm for every agent that has samples.
+        """One step of the algorithm for every policy that learns, and its figures by agent.
 
         `on_pack` is called often, with the number of agents that are done and of all: updates take minutes.
-        Samples whose `ret` is None are left out of loss, statistics and denominator. Raises
-        `NumericsError` if a sample is of an older policy, or where ratio or KL should be 0 and is not.
+        Samples of frozen agents, and those whose `ret` is None, are left out of loss, statistics and
+        denominator. Raises `NumericsError` if a sample is of an older policy, or where ratio or KL should be
+        0 and is not.
         """
         stale = [s for s in samples if s.action.generation.policy_version != self.version]
         if stale:
             found = stale[0].action.generation.policy_version
             raise NumericsError(f"an action of policy version {found} reached the update of {self.version}")
-        agents = self._policies.agents
-        self._on_pack = partial(on_pack, 0, len(agents))
+        actors = {policy: self._policies.actors(policy) for policy in self._policies.trained}
+        total = sum(map(len, actors.values()))
+        self._on_pack = partial(on_pack, 0, total)
         self._policies.release_sampler()
-        minibatches = {agent: self._score(agent, samples) for agent in agents}
+        minibatches = {policy: self._score(policy, samples) for policy in actors}
         stats = self._add_advantages(minibatches, samples)
         self.intact = False
-        updates = {}
-        for done, agent in enumerate(agents):
-            self._on_pack = partial(on_pack, done, len(agents))
-            updates[agent] = self._train(agent, minibatches[agent])
+        updates: dict[str, UpdateStats] = {}
+        for policy, agents in actors.items():
+            self._on_pack = partial(on_pack, len(updates), total)
+            update = self._train(policy, minibatches[policy])
+            packs = [pack for minibatch in minibatches[policy] for pack in minibatch]
+            updates |= of_each_actor(update, packs, samples, agents, self._ranks.gather)
         self._policies.refresh_sampler()
         self.version += 1
         self.intact = True
@@ -124,15 +119,16 @@ class Learner:
 
     def state(self) -> dict[str, object]:
         """Optimizers and version, for a checkpoint: asked for by all ranks, whole on the first."""
-        optimizers = {agent: optimizer_state(optimizer) for agent, optimizer in self._optimizers.items()}
+        optimizers = {policy: optimizer_state(optimizer) for policy, optimizer in self._optimizers.items()}
         return {"optimizers": optimizers, "version": self.version}
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """The inverse of `state`."""
+        """The inverse of `state`. Raises `ConfigError` if it is of a run in which others learn."""
         optimizers = state["optimizers"]
         assert isinstance(optimizers, Mapping)
-        for agent, optimizer in self._optimizers.items():
-            load_optimizer_state(optimizer, optimizers[agent])
+        check_trained(tuple(optimizers), self._policies.trained)
+        for policy, optimizer in self._optimizers.items():
+            load_optimizer_state(optimizer, optimizers[policy])
         self.version = int(str(state["version"]))
 
     def _split(self, members: list[int]) -> list[list[int]]:
@@ -149,9 +145,10 @@ class Learner:
         return [members[start:end] for start, end in pairwise(edges)]
 
     @torch.no_grad()
-    def _score(self, agent: str, samples: Sequence[SampleCredit]) -> list[Minibatch]:
+    def _score(self, policy: str, samples: Sequence[SampleCredit]) -> list[Minibatch]:
         """Old and reference logprobs, by the learner itself in the micro-batches it will train on."""
-        mine = [k for k, s in enumerate(samples) if s.ret is not None and s.action.agent == agent]
+        actors = self._policies.actors(policy)
+        mine = [k for k, s in enumerate(samples) if s.ret is not None and s.action.agent in actors]
         parts = self._split(mine)
         packed = [
             make_packs([_ids(samples[k].action) for k in part], self._config.token_budget) for part in parts
@@ -159,10 +156,10 @@ class Learner:
         num_packs = sum(map(len, packed))
         num_idle = int(max(self._gathered(num_packs))) - num_packs
         minibatches = [
-            [self._record(agent, pack, samples, part) for pack in packs]
+            [self._record(policy, pack, samples, part) for pack in packs]
             for part, packs in zip(parts, packed, strict=True)
         ]
-        self._score_idly(agent, num_idle)
+        self._score_idly(policy, num_idle)
         drifts = [
             float((pack["old_logprobs"] - pack["ref_logprobs"]).abs().max())
             for minibatch in minibatches
@@ -172,27 +169,27 @@ class Learner:
         kl = float("nan") if any(map(math.isnan, drifts)) else max(drifts, default=0.0)
         # Comparisons are written so that nan fails them.
         if not kl < float("inf"):
-            raise NumericsError(f"{agent}: logprobs are not finite; {_TOO_FAR}")
+            raise NumericsError(f"{policy}: logprobs are not finite; {_TOO_FAR}")
         if self.version == 0 and not kl <= MAX_DRIFT:
-            raise NumericsError(f"{agent}: KL to the reference is {kl:.2g} before the first update, not 0")
+            raise NumericsError(f"{policy}: KL to the reference is {kl:.2g} before the first update, not 0")
         return minibatches
 
-    def _score_idly(self, agent: str, count: int) -> None:
+    def _score_idly(self, policy: str, count: int) -> None:
         """The passes that other ranks make and this one has no packs for."""
         for _ in range(count):
-            token_logprobs(self._policies.activate(agent), idle_pack(), 1.0)
-            with self._policies.reference(agent) as reference:
+            token_logprobs(self._policies.activate(policy), idle_pack(), 1.0)
+            with self._policies.reference(policy) as reference:
                 token_logprobs(reference, idle_pack(), 1.0)
 
     def _record(
-        self, agent: str, pack: Pack, samples: Sequence[SampleCredit], part: Sequence[int]
+        self, policy: str, pack: Pack, samples: Sequence[SampleCredit], part: Sequence[int]
     ) -> TensorDict:
         """A pack with its logprobs; `members` are the places of its actions in `samples`."""
         self._on_pack()
         old, entropy = token_logprobs(
-            self._policies.activate(agent), pack, self._config.temperature, entropy=True
+            self._policies.activate(policy), pack, self._config.temperature, entropy=True
         )
-        with self._policies.reference(agent) as reference:
+        with self._policies.reference(policy) as reference:
             ref, _ = token_logprobs(reference, pack, self._config.temperature)
         assert entropy is not None
         members = [part[k] for k in pack.members]
@@ -282,12 +279,12 @@ class Learner:
             whiten=whiten,
         )
 
-    def _train(self, agent: str, minibatches: list[Minibatch]) -> UpdateStats:
-        config, optimizer = self._config, self._optimizers[agent]
+    def _train(self, policy: str, minibatches: list[Minibatch]) -> UpdateStats:
+        config, optimizer = self._config, self._optimizers[policy]
         per_epoch = max(int(count) for count in self._gathered(len(minibatches)))
         steps = per_epoch * config.epochs
         loss_module = PolicyLoss(
-            self._policies.activate(agent),
+            self._policies.activate(policy),
             self._algorithm,
             clip=config.clip,
             temperature=config.temperature,
@@ -297,13 +294,13 @@ class Learner:
         rate = self._rate(0, max(steps, 1))
         for step, packs in enumerate(_draw(minibatches, per_epoch, config.epochs)):
             rate = self._rate(step, steps)
-            loss, acted = self._backward(agent, loss_module, packs, first=step == 0)
+            loss, acted = self._backward(policy, loss_module, packs, first=step == 0)
             losses.append(loss)
             clipped, trained = clipped + acted, trained + sum(len(pack["targets"]) for pack in packs)
-            norms.append(self._clip_gradients(agent))
+            norms.append(self._clip_gradients(policy))
             if not math.isfinite(norms[-1]) or not math.isfinite(losses[-1]):
                 raise NumericsError(
-                    f"{agent}: loss {losses[-1]}, gradient norm {norms[-1]}: not finite; {_TOO_FAR}"
+                    f"{policy}: loss {losses[-1]}, gradient norm {norms[-1]}: not finite; {_TOO_FAR}"
                 )
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -326,7 +323,7 @@ class Learner:
         )
 
     def _backward(
-        self, agent: str, loss_module: PolicyLoss, packs: Minibatch, *, first: bool
+        self, policy: str, loss_module: PolicyLoss, packs: Minibatch, *, first: bool
     ) -> tuple[float, int]:
         """Accumulate the gradient of one optimizer step, pack by pack; its loss, and where the clip acted.
 
@@ -348,7 +345,7 @@ class Learner:
                 out = loss_module(pack)
                 if first and not float(out["max_log_ratio"]) <= MAX_DRIFT:
                     drift = float(out["max_log_ratio"])
-                    raise NumericsError(f"{agent}: log ratio {drift:.2g} at the first minibatch, not 0")
+                    raise NumericsError(f"{policy}: log ratio {drift:.2g} at the first minibatch, not 0")
                 # Gradients are averaged over ranks, and this is a part of a sum.
                 (out["loss_objective"] * self._ranks.size).backward()
                 total += float(out["loss_objective"].detach())
@@ -359,9 +356,9 @@ class Learner:
         """The number of each rank."""
         return [float(part) for part in self._ranks.gather(torch.tensor([value], dtype=torch.float64))]
 
-    def _clip_gradients(self, agent: str) -> float:
+    def _clip_gradients(self, policy: str) -> float:
         """Clip the gradients; their norm before."""
-        parameters = self._policies.parameters(agent)
+        parameters = self._policies.parameters(policy)
         return float(whole(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm)))
 
 

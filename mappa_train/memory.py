@@ -19,6 +19,7 @@ from pathlib import Path
 from mappa_envs.errors import ConfigError, UnavailableError, boundary
 from mappa_train.config import Config
 from mappa_train.gpu import has_gpu
+from mappa_train.router import count_policies
 
 LIBRARIES = 700e6
 """Python with torch, transformers and the environments: 0.6 GB after the imports, and some more later."""
@@ -138,13 +139,15 @@ def memory_plan(
 ) -> MemoryPlan:
     """What a learner of these settings needs for a team of `num_agents`, on a GPU or on the machine.
 
-    A warm start samples nothing, and has one agent's optimizer at a time.
+    A warm start samples nothing, and has one policy's optimizer at a time.
     """
-    parts = _weights(config, shape, num_agents, num_optimizers=1 if warm_start else num_agents)
+    num_policies, num_trained = count_policies(config, num_agents)
+    num_optimizers = 1 if warm_start else num_trained
+    parts = _weights(config, shape, num_policies, num_trained, num_optimizers)
     if config.shard == "fsdp":
         parts = [replace(part, num_bytes=part.num_bytes / config.learners_per_agent) for part in parts]
         if config.policy == "full" and not config.num_rollout_workers:
-            parts.append(Part(name="sampler", num_bytes=4.0 * shape.num_parameters * num_agents))
+            parts.append(Part(name="sampler", num_bytes=4.0 * shape.num_parameters * num_policies))
     answers = min(128, config.token_budget // 4)  # a quarter of a micro-batch; logits of 128 at once at most
     parts += [
         Part(name="activations", num_bytes=activations(config, shape), when="update"),
@@ -178,23 +181,25 @@ def _num_sampled(config: Config) -> int:
     return min(64, config.episodes_per_step, config.concurrent_episodes)
 
 
-def _weights(config: Config, shape: ModelShape, num_agents: int, num_optimizers: int) -> list[Part]:
-    """Weights and optimizer. Gradients are there for one agent at a time."""
+def _weights(
+    config: Config, shape: ModelShape, num_policies: int, num_trained: int, num_optimizers: int
+) -> list[Part]:
+    """Weights and optimizer. Gradients are there for one policy at a time; frozen ones need no reference."""
     size = float(shape.num_parameters)
     if config.policy == "full":
-        references = num_agents if config.init else 1
+        references = num_trained if config.init else 1
         return [
-            Part(name="weights", num_bytes=4 * size * num_agents),
+            Part(name="weights", num_bytes=4 * size * num_policies),
             Part(name="reference", num_bytes=4 * size * references),
             Part(name="gradients", num_bytes=4 * size, when="update"),
             Part(name="bf16 copy", num_bytes=2 * size, when="update"),
             Part(name="optimizer", num_bytes=8 * size * num_optimizers),
         ]
     adapter = float(config.lora_rank * sum(rows + columns for rows, columns in shape.matrices))
-    frozen = num_agents if config.init else 0
+    references = num_trained if config.init else 0
     return [
         Part(name="base (also reference)", num_bytes=2 * size),
-        Part(name="adapters", num_bytes=4 * adapter * (num_agents + frozen)),
+        Part(name="adapters", num_bytes=4 * adapter * (num_policies + references)),
         Part(name="gradients", num_bytes=4 * adapter, when="update"),
         Part(name="optimizers", num_bytes=8 * adapter * num_optimizers),
     ]

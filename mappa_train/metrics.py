@@ -60,13 +60,15 @@ class MetricKeys:
     @classmethod
     def of(cls, agents: Iterable[str], tasks: Iterable[Task], eval_figures: Iterable[str] = ()) -> MetricKeys:
         """The keys for a team's names (in their order), the tasks of a run, and the env's own figures."""
-        chosen = tuple(tasks)
+        chosen, figures = tuple(tasks), tuple(eval_figures)
         own = {str(task.spec.metric) for task in chosen if hasattr(task, "spec")}
+        # Those of single episodes; the fair ones are made of many.
+        own |= {name for name in figures if not name.startswith("fair_")}
         return cls(
             agents=tuple(agents),
             task_types=tuple(sorted({task.task_type for task in chosen})),
             outcome_metrics=(*OUTCOME_METRICS, *sorted(own - set(OUTCOME_METRICS))),
-            eval_figures=tuple(eval_figures),
+            eval_figures=figures,
         )
 
 
@@ -87,7 +89,7 @@ def step_metrics(
 
     Parameters
     ----------
-    rollouts : the step's episodes; those whose sandbox failed count under stop/infra and nowhere else.
+    rollouts : the step's episodes; attempts that a fault of the sandbox ended count under stop/infra alone.
     updates : by agent; an agent that is missing was not updated.
     return_mean : mean G over the trained actions.
     adv_mean, adv_std : of the token advantages before normalization.
@@ -97,23 +99,23 @@ def step_metrics(
     coach_used : what the coach took for the step, calls without a verdict included; where nobody counted,
         the sums over the verdicts.
     """
-    counted = [item for item in rollouts if item.episode.stop_reason is not StopReason.INFRA]
-    episodes = [item.episode for item in counted]
+    episodes = [item.episode for item in rollouts]
     turns = [turn for episode in episodes for turn in episode.turns]
     line: MetricLine = {"step": step, "time_s": time_s, "episodes": len(episodes), "actions": len(turns)}
     line |= _scores(episodes, turns, keys)
     line |= {"return/mean": return_mean, "adv/mean": adv_mean, "adv/std": adv_std}
     line |= _outcomes(episodes, keys)
     line |= _updates(updates, keys.agents)
-    line |= _lengths(counted, keys.agents)
+    line |= _lengths(rollouts, keys.agents)
     line |= _tools(turns, keys.agents)
     line["tokens/trained"] = sum(item.num_tokens for item in updates.values())
     line |= _times(turns, timings)
     rollout_s = timings.get("rollout")
     line["throughput/tokens_per_s"] = (line["tokens/generated"] or 0) / rollout_s if rollout_s else None
     line |= _coach(turns, keys.agents, coach_used)
-    ends = [item.episode.stop_reason for item in rollouts]
+    ends = [episode.stop_reason for episode in episodes]
     line |= {f"stop/{reason}": ends.count(reason) for reason in StopReason}
+    line["stop/infra"] = sum(item.num_reruns for item in rollouts)
     line["stop/budget"] = sum(
         any(turn.unscored_reason == BUDGET_SPENT for turn in episode.turns) for episode in episodes
     )

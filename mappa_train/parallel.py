@@ -23,9 +23,9 @@ from mappa_train.packing import Pack
 
 
 class Distributor:
-    """Wraps the models of all agents; called once for each agent, in the same order on every rank.
+    """Wraps the models of policies; called once for each, in the same order on every rank.
 
-    `kind` is "ddp" or "fsdp". With DDP the agent's weights, alone, must be trainable at that moment.
+    `kind` is "ddp" or "fsdp". With DDP the policy's weights, alone, must be trainable at that moment.
     `samples`: whether something on these ranks samples from the policies, and so needs all weights of each.
     """
 

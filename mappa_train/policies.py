@@ -1,7 +1,7 @@
-"""Each agent's own trainable weights, and the frozen reference they are kept close to.
+"""Each agent's own weights, or those of all, and the frozen reference that they are kept close to.
 
-`LoRAPolicies`: one frozen base in memory, one adapter an agent; the reference is the base, or a frozen
-copy of the adapter that the agent began with. `FullPolicies`: own weights for each agent and a frozen copy.
+`LoRAPolicies`: one frozen base in memory, one adapter a policy; the reference is the base, or a frozen
+copy of the adapter that the policy began with. `FullPolicies`: whole weights for each and a frozen copy.
 The model is used through `hidden` and `head` only, so that logits are made for response tokens alone.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,13 +23,14 @@ from mappa_envs.errors import ConfigError, boundary
 from mappa_train.attention import layout_of, use_packed_attention
 from mappa_train.engine.cache import use_grouped_attention
 from mappa_train.packing import Pack
+from mappa_train.router import PolicyRouter
 from mappa_train.sharding import to_save, whole
 
 if TYPE_CHECKING:
     from mappa_train.parallel import Distributor
 
 _FROZEN = "start_of_"
-"""Begins the name of the adapter that an agent began with."""
+"""Begins the name of the adapter that a policy began with."""
 
 
 def pick_device() -> torch.device:
@@ -91,23 +92,30 @@ def hidden_states(model: Any, pack: Pack) -> Tensor:
 
 
 class Policies(Protocol):
-    """Who owns which weights."""
+    """The weights of a team; see `PolicyRouter` for who acts with which, and which learn."""
 
     agents: tuple[str, ...]
+    policy_of: Mapping[str, str]
+    names: tuple[str, ...]
+    trained: tuple[str, ...]
 
-    def activate(self, agent: str) -> Any:
-        """The agent's model, its weights alone trainable. Not between a forward and its backward.
+    def actors(self, policy: str) -> tuple[str, ...]:
+        """The agents that act with a policy."""
+        ...
+
+    def activate(self, policy: str) -> Any:
+        """The model of a trained policy, its weights alone trainable. Not between a forward and its backward.
 
         After `distribute`, a module for `token_logprobs` only.
         """
         ...
 
-    def reference(self, agent: str) -> contextlib.AbstractContextManager[Any]:
-        """The frozen model that the agent's π_ref is, while the context lasts."""
+    def reference(self, policy: str) -> contextlib.AbstractContextManager[Any]:
+        """The frozen model that π_ref of a trained policy is, while the context lasts."""
         ...
 
     def freeze_reference(self) -> None:
-        """From now on π_ref is what the policies are at this moment. Once at most, before `distribute`."""
+        """From now on π_ref is what the trained policies are now. Once at most, before `distribute`."""
         ...
 
     def distribute(self, distributor: Distributor) -> None:
@@ -121,29 +129,29 @@ class Policies(Protocol):
         """
         ...
 
-    def parameters(self, agent: str) -> list[nn.Parameter]:
-        """The agent's trainable weights (fp32)."""
+    def parameters(self, policy: str) -> list[nn.Parameter]:
+        """The weights of a trained policy (fp32)."""
         ...
 
-    def sampler(self, agent: str) -> Any:
-        """A plain model with the agent's current weights, to generate with (fp32 on a CPU)."""
+    def sampler(self, policy: str) -> Any:
+        """A plain model with a policy's current weights, to generate with (fp32 on a CPU)."""
         ...
 
     def release_sampler(self) -> None:
         """Free what only a `sampler` needs, until the next one. Nothing samples meanwhile."""
         ...
 
-    def state(self, agent: str) -> dict[str, Tensor]:
-        """The agent's weights, on the CPU. Where they are sharded, all ranks ask, and the first gets them."""
+    def state(self, policy: str) -> dict[str, Tensor]:
+        """A policy's weights, on the CPU. Where they are sharded, all ranks ask, and the first gets them."""
         ...
 
-    def load_state(self, agent: str, state: dict[str, Tensor]) -> None:
+    def load_state(self, policy: str, state: dict[str, Tensor]) -> None:
         """The inverse of `state`."""
         ...
 
 
-class LoRAPolicies:
-    """One adapter an agent on a shared, frozen base.
+class LoRAPolicies(PolicyRouter):
+    """One adapter a policy on one frozen base.
 
     The base of the learner is bf16: it is never updated, so it needs no fp32 master; adapters are fp32.
     The sampler is an fp32 copy into which the adapter of whoever samples is merged: on a CPU that is
@@ -159,10 +167,12 @@ class LoRAPolicies:
         seed: int,
         *,
         checkpointing: bool = False,
+        frozen: Collection[str] = (),
+        shared: bool = False,
     ) -> None:
         from peft import LoraConfig
 
-        self.agents = tuple(agents)
+        super().__init__(agents, frozen, shared=shared)
         torch.manual_seed(seed)
         self._adapter = partial(
             LoraConfig,
@@ -186,17 +196,17 @@ class LoRAPolicies:
         self._gathered: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def _load_model(self, folder: Path, *, checkpointing: bool) -> Any:
-        """The base with an adapter for each agent."""
+        """The base with an adapter for each policy."""
         from peft import get_peft_model
 
         base = load_model(folder, torch.bfloat16, pick_device())
         use_packed_attention(base)
         if checkpointing:
             checkpoint_layers(base)
-        first, *others = self.agents
+        first, *others = self.names
         model = get_peft_model(base, self._adapter(), adapter_name=first)
-        for agent in others:
-            model.add_adapter(agent, self._adapter())
+        for policy in others:
+            model.add_adapter(policy, self._adapter())
         return model.eval()
 
     def _save_casts(self) -> None:
@@ -208,7 +218,7 @@ class LoRAPolicies:
     def _find_parameters(self) -> dict[str, list[nn.Parameter]]:
         # From explicit names: set_adapter flips requires_grad, so no filter on that is safe.
         named = list(self._model.named_parameters())
-        return {agent: [p for name, p in named if f".{agent}." in name] for agent in self.agents}
+        return {policy: [p for name, p in named if f".{policy}." in name] for policy in self.names}
 
     def _load_sampler(self) -> None:
         device = self._model.device
@@ -219,36 +229,36 @@ class LoRAPolicies:
         weights = [modules[name].weight for name, _ in self._adapted]
         self._originals = [(weight, weight.detach()) for weight in weights]
 
-    def activate(self, agent: str) -> Any:
-        self._model.set_adapter(agent)
-        return self._distributed.get(agent, self._model)
+    def activate(self, policy: str) -> Any:
+        self._model.set_adapter(policy)
+        return self._distributed.get(policy, self._model)
 
     @contextlib.contextmanager
-    def reference(self, agent: str) -> Iterator[Any]:
-        model = self._distributed.get(agent, self._model)
+    def reference(self, policy: str) -> Iterator[Any]:
+        model = self._distributed.get(policy, self._model)
         if not self._frozen:
             with self._model.disable_adapter():
                 yield model
             return
-        self._model.set_adapter(_FROZEN + agent)
+        self._model.set_adapter(_FROZEN + policy)
         try:
             yield model
         finally:
-            self._model.set_adapter(agent)
+            self._model.set_adapter(policy)
 
     def freeze_reference(self) -> None:
         from peft import set_peft_model_state_dict
 
-        for agent in self.agents:
-            self._model.add_adapter(_FROZEN + agent, self._adapter())
-            set_peft_model_state_dict(self._model, self.state(agent), adapter_name=_FROZEN + agent)
+        for policy in self.trained:
+            self._model.add_adapter(_FROZEN + policy, self._adapter())
+            set_peft_model_state_dict(self._model, self.state(policy), adapter_name=_FROZEN + policy)
         self._save_casts()
         self._frozen = True
 
     def distribute(self, distributor: Distributor) -> None:
-        for agent in self.agents:
-            self._model.set_adapter(agent)
-            self._distributed[agent] = distributor(self._model)
+        for policy in self.trained:
+            self._model.set_adapter(policy)
+            self._distributed[policy] = distributor(self._model)
         self._parameters = self._find_parameters()
         self._gathers = distributor.shards and distributor.samples
         self.refresh_sampler()
@@ -256,23 +266,23 @@ class LoRAPolicies:
     def refresh_sampler(self) -> None:
         if self._gathers:
             self._gathered = {
-                agent: [(whole(a), whole(b)) for a, b in self._factors(agent)] for agent in self.agents
+                policy: [(whole(a), whole(b)) for a, b in self._factors(policy)] for policy in self.names
             }
 
-    def _factors(self, agent: str) -> list[tuple[Tensor, Tensor]]:
-        return [(m.lora_A[agent].weight, m.lora_B[agent].weight) for _, m in self._adapted]
+    def _factors(self, policy: str) -> list[tuple[Tensor, Tensor]]:
+        return [(m.lora_A[policy].weight, m.lora_B[policy].weight) for _, m in self._adapted]
 
-    def parameters(self, agent: str) -> list[nn.Parameter]:
-        return self._parameters[agent]
+    def parameters(self, policy: str) -> list[nn.Parameter]:
+        return self._parameters[policy]
 
     @torch.no_grad()
-    def sampler(self, agent: str) -> Any:
+    def sampler(self, policy: str) -> Any:
         if self._sampler is None:
             self._load_sampler()
-        factors = self._gathered.get(agent) or self._factors(agent)
+        factors = self._gathered.get(policy) or self._factors(policy)
         places = zip(self._originals, self._adapted, factors, strict=True)
         for (weight, original), (_, module), (a, b) in places:
-            delta = (b @ a) * module.scaling[agent]
+            delta = (b @ a) * module.scaling[policy]
             weight.data = original + delta.to(original.dtype)
         return self._sampler
 
@@ -280,93 +290,103 @@ class LoRAPolicies:
         # All of it: the update needs the room more than the next rollout the second that loading takes.
         self._sampler, self._originals = None, []
 
-    def state(self, agent: str) -> dict[str, Tensor]:
+    def state(self, policy: str) -> dict[str, Tensor]:
         from peft import get_peft_model_state_dict
 
-        state = get_peft_model_state_dict(self._model, adapter_name=agent)
+        state = get_peft_model_state_dict(self._model, adapter_name=policy)
         return {name: to_save(value) for name, value in state.items()}
 
-    def load_state(self, agent: str, state: dict[str, Tensor]) -> None:
+    def load_state(self, policy: str, state: dict[str, Tensor]) -> None:
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
         # Some of what does not fit, peft would leave out without a word.
-        _check_fit(agent, state, get_peft_model_state_dict(self._model, adapter_name=agent))
-        set_peft_model_state_dict(self._model, state, adapter_name=agent)
+        _check_fit(policy, state, get_peft_model_state_dict(self._model, adapter_name=policy))
+        set_peft_model_state_dict(self._model, state, adapter_name=policy)
 
 
-class FullPolicies:
-    """A whole fp32 model for each agent, and frozen copies as reference: one, if all begin alike."""
+class FullPolicies(PolicyRouter):
+    """A whole fp32 model for each policy, and frozen copies as reference: one, if all begin alike."""
 
-    def __init__(self, folder: Path, agents: Sequence[str], *, checkpointing: bool = False) -> None:
-        self.agents = tuple(agents)
+    def __init__(
+        self,
+        folder: Path,
+        agents: Sequence[str],
+        *,
+        checkpointing: bool = False,
+        frozen: Collection[str] = (),
+        shared: bool = False,
+    ) -> None:
+        super().__init__(agents, frozen, shared=shared)
         device = pick_device()
-        self._models = {agent: load_model(folder, torch.float32, device) for agent in self.agents}
+        self._models = {policy: load_model(folder, torch.float32, device) for policy in self.names}
         # fp32 like the policies: only then is the KL exactly 0 before the first update.
         reference = load_model(folder, torch.float32, device).requires_grad_(False)
         for model in (*self._models.values(), reference):
             use_packed_attention(model)
             if checkpointing:
                 checkpoint_layers(model)
-        self._reference = dict.fromkeys(self.agents, reference)
+        self._reference = dict.fromkeys(self.trained, reference)
         self._distributed: dict[str, nn.Module] = {}
         self._samplers: dict[str, Any] = {}
 
-    def activate(self, agent: str) -> Any:
-        return self._distributed.get(agent, self._models[agent])
+    def activate(self, policy: str) -> Any:
+        return self._distributed.get(policy, self._models[policy])
 
     @contextlib.contextmanager
-    def reference(self, agent: str) -> Iterator[Any]:
-        yield self._reference[agent]
+    def reference(self, policy: str) -> Iterator[Any]:
+        yield self._reference[policy]
 
     def freeze_reference(self) -> None:
         self._reference = {
-            agent: copy.deepcopy(model).requires_grad_(False) for agent, model in self._models.items()
+            policy: copy.deepcopy(self._models[policy]).requires_grad_(False) for policy in self.trained
         }
 
     def distribute(self, distributor: Distributor) -> None:
         if distributor.shards:
             if distributor.samples:
-                self._samplers = {agent: copy.deepcopy(model) for agent, model in self._models.items()}
-            self._reference = {agent: distributor(model) for agent, model in self._reference.items()}
-        self._distributed = {agent: distributor(model) for agent, model in self._models.items()}
+                self._samplers = {policy: copy.deepcopy(model) for policy, model in self._models.items()}
+            self._reference = {policy: distributor(model) for policy, model in self._reference.items()}
+        # DDP reserves room for gradients, which frozen weights do not have.
+        wrapped = self.names if distributor.shards else self.trained
+        self._distributed = {policy: distributor(self._models[policy]) for policy in wrapped}
 
     @torch.no_grad()
     def refresh_sampler(self) -> None:
-        for agent, sampler in self._samplers.items():
-            state = self._models[agent].state_dict()
+        for policy, sampler in self._samplers.items():
+            state = self._models[policy].state_dict()
             for name, value in sampler.state_dict().items():
                 value.copy_(whole(state[name]))
 
-    def parameters(self, agent: str) -> list[nn.Parameter]:
-        return list(self._models[agent].parameters())
+    def parameters(self, policy: str) -> list[nn.Parameter]:
+        return list(self._models[policy].parameters())
 
-    def sampler(self, agent: str) -> Any:
-        return self._samplers.get(agent, self._models[agent])
+    def sampler(self, policy: str) -> Any:
+        return self._samplers.get(policy, self._models[policy])
 
     def release_sampler(self) -> None:
         """Nothing: the sampler is the model itself."""
 
-    def state(self, agent: str) -> dict[str, Tensor]:
-        return {name: to_save(value) for name, value in self._own(agent).items()}
+    def state(self, policy: str) -> dict[str, Tensor]:
+        return {name: to_save(value) for name, value in self._own(policy).items()}
 
-    def _own(self, agent: str) -> dict[str, Tensor]:
+    def _own(self, policy: str) -> dict[str, Tensor]:
         """Its weights by name, without a head that is the embedding once more."""
-        tied = "lm_head.weight" if self._models[agent].config.tie_word_embeddings else ""
-        return {name: value for name, value in self._models[agent].state_dict().items() if name != tied}
+        tied = "lm_head.weight" if self._models[policy].config.tie_word_embeddings else ""
+        return {name: value for name, value in self._models[policy].state_dict().items() if name != tied}
 
-    def load_state(self, agent: str, state: dict[str, Tensor]) -> None:
-        _check_fit(agent, state, self._own(agent))
-        self._models[agent].load_state_dict(state, strict=False)  # without a tied head
-        self._models[agent].tie_weights()
+    def load_state(self, policy: str, state: dict[str, Tensor]) -> None:
+        _check_fit(policy, state, self._own(policy))
+        self._models[policy].load_state_dict(state, strict=False)  # without a tied head
+        self._models[policy].tie_weights()
 
 
-def _check_fit(agent: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Raise `ConfigError` where a checkpoint's weights are not the agent's, by name and shape."""
+def _check_fit(policy: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise `ConfigError` where a checkpoint's weights are not the policy's, by name and shape."""
     found, wanted = ({name: tuple(value.shape) for name, value in some.items()} for some in (state, own))
     odd = min((name for name in found.keys() | wanted if found.get(name) != wanted.get(name)), default=None)
     if odd is not None:
         shapes = f"is {found.get(odd, 'missing')} there and {wanted.get(odd, 'unknown')} here"
         raise ConfigError(
-            f"the weights of {agent} do not fit the run's settings: {odd} {shapes}. Was policy, lora_rank or "
-            "model changed in its config.toml?"
+            f"the weights of {policy} do not fit the run's settings: {odd} {shapes}. Was policy, lora_rank "
+            "or model changed in its config.toml?"
         )

@@ -13,11 +13,12 @@ import heapq
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from mappa_envs.errors import ConfigError, SandboxError
+from mappa_envs.errors import ConfigError
+from mappa_envs.evaluation import with_reruns
 from mappa_envs.pipeline import PipelineEnv
 from mappa_envs.sampling import stratified
 from mappa_envs.types import StopReason, Task
@@ -25,11 +26,11 @@ from mappa_train.asking import Asker, Barrier, Direct
 from mappa_train.beside import run_beside
 from mappa_train.config import Config
 from mappa_train.engine.base import BatchEngine, StreamEngine
+from mappa_train.router import up_to_last_learner
 from mappa_train.tokens import ChatTokenizer
 from mappa_train.types import Action, EpisodeRollout, Generation, GenerationRequest
 from mappa_train.watchdog import Watchdog
 
-MAX_INFRA_RETRIES = 2
 NUM_SLOWEST = 5
 """Episodes of a step whose times go to run.log."""
 
@@ -112,13 +113,13 @@ def _starts(count: int, roles: Sequence[str], share: float, rng: np.random.Gener
 
 
 def plans_of(step: int, config: Config, env: PipelineEnv) -> list[EpisodePlan]:
-    """`plan_step` with the settings of a run."""
+    """`plan_step` with the settings of a run. None begins where nobody learns any more."""
     return plan_step(
         step,
         num_episodes=config.episodes_per_step,
         samples_per_task=config.samples_per_task,
         tasks=env.tasks,
-        team=env.possible_agents,
+        team=up_to_last_learner(config, env.possible_agents),
         exploring_starts=config.exploring_starts,
         seed=config.seed,
     )
@@ -144,7 +145,7 @@ def collect(
     An episode whose next prompt has more than `max_prompt_tokens` ends there (`StopReason.CONTEXT`). Whatever
     ends a rollout early, Ctrl-C included, ends what the engine samples and closes every workspace first.
 
-    Raises `SandboxError` if the sandbox failed on one episode `MAX_INFRA_RETRIES` + 1 times, `RuntimeError`
+    Raises `SandboxError` if the sandbox failed on one episode as often as `with_reruns` says, `RuntimeError`
     if the engine sampled from another policy version than `policy_version`, and `ConfigError` if there are
     time limits, but the engine has a turn barrier.
     """
@@ -197,6 +198,7 @@ class _Played:
     actions: tuple[Action, ...]
     total_s: float
     sampling_s: float
+    num_reruns: int = 0
 
     def __str__(self) -> str:
         sandbox_s = sum(turn.sandbox_s for turn in self.env.episode.turns)
@@ -262,25 +264,20 @@ class _Rollout:
     async def _play(self, plan: EpisodePlan) -> _Played:
         """An episode that no fault of the sandbox ended, but for its scores."""
         env = self.env.sibling(self.env.coach)
-        fault: SandboxError | None = None
+        self.watchdog.waits(plan.index, "the sandbox")
         try:
-            for _ in range(1 + MAX_INFRA_RETRIES):
-                try:
-                    played = await self._attempt(plan, env)
-                except SandboxError as error:  # before there was an episode that it could have ended
-                    fault = error
-                    continue
-                if env.episode.stop_reason is not StopReason.INFRA:
-                    self.watchdog.waits(plan.index, "the coach")
-                    return played
-                reason = env.episode.turns[-1].unscored_reason if env.episode.turns else None
-                fault = SandboxError(reason or "the sandbox failed at its end")
-            raise SandboxError(
-                f"episode {plan.index}: the sandbox failed {MAX_INFRA_RETRIES + 1} times: {fault}"
-            ) from fault
+            played, num_reruns = await with_reruns(
+                env,
+                lambda: self._attempt(plan, env),
+                name=f"episode {plan.index}",
+                seed=self.key[0] + plan.index,
+                options={"task_id": plan.task_id, "start_role": plan.start_role},
+            )
         except BaseException:
             await env.aclose()
             raise
+        self.watchdog.waits(plan.index, "the coach")
+        return replace(played, num_reruns=num_reruns)
 
     async def _settle(self, played: _Played) -> None:
         try:
@@ -288,15 +285,14 @@ class _Rollout:
         finally:
             await played.env.aclose()
         episode, index = played.env.episode, played.plan.index
-        self.finished[index] = EpisodeRollout(index=index, episode=episode, actions=played.actions)
+        self.finished[index] = EpisodeRollout(
+            index=index, episode=episode, actions=played.actions, num_reruns=played.num_reruns
+        )
         self._times.append((played.total_s, str(played)))
         self.watchdog.done(index)
         self.on_done(len(self.finished), len(self.plans))
 
     async def _attempt(self, plan: EpisodePlan, env: PipelineEnv) -> _Played:
-        self.watchdog.waits(plan.index, "the sandbox")
-        options = {"task_id": plan.task_id, "start_role": plan.start_role}
-        await env.areset(seed=self.key[0] + plan.index, options=options)
         actions: list[Action] = []
         start, sampling_s = time.monotonic(), 0.0
         while env.episode.stop_reason is None:

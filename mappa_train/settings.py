@@ -19,6 +19,7 @@ from mappa_envs.errors import ConfigError
 from mappa_envs.sandbox import KINDS, check_kind
 from mappa_train.algorithms import Algorithm, find_algorithm
 from mappa_train.config import Config, did_you_mean, field_types
+from mappa_train.router import check_router
 
 PRESETS = Path(__file__).parent / "presets"
 OF_WORKERS = ("ray_address", "placement", "worker_timeout_s")
@@ -51,6 +52,7 @@ def _check(config: Config) -> None:
     _check_sandbox(config.sandbox)
     _check_url(config.coach_base_url)
     _check_learning(config)
+    check_router(config)
     _check_evaluation(config)
     _check_workers(config)
     _check_learners(config)
@@ -125,9 +127,11 @@ def _check_vllm_gpus(config: Config) -> None:
             "memory; leave one out"
         )
     if config.engine_sleep == "on" and config.policy == "full":
+        why = "with --policy full each agent has an engine, and in one process vLLM lets only one sleep"
+        if config.shared_policy == "on":
+            why = "is for --policy lora alone"
         raise ConfigError(
-            "--engine-sleep on: with --policy full each agent has an engine, and in one process vLLM lets "
-            "only one sleep; leave it out, or give vLLM GPUs of its own with --engine-gpus"
+            f"--engine-sleep on: {why}; leave it out, or give vLLM GPUs of its own with --engine-gpus"
         )
 
 
@@ -287,13 +291,16 @@ def read_settings(path: Path) -> dict[str, Any]:
     return {name: parse_value(name, value) for name, value in read_toml(path).items() if name != "resolved"}
 
 
-def env_defaults(env: str, coach: str) -> Mapping[str, Any]:
+def other_defaults(env: str, coach: str, policy: str) -> Mapping[str, Any]:
     """What differs from a field's own default; whatever is set by hand or in a file goes before it."""
-    if env != "mathchat-v0":
-        return {}
-    # No files to start from in the middle. A model that coaches is not shown the answer, as in the paper; the
-    # rubric cannot solve a problem, and without the answer it would teach form, right or wrong.
-    return {"exploring_starts": 0.0, "ground_truth": "final" if coach == "rubric" else "off"}
+    found: dict[str, Any] = {}
+    if policy == "full":
+        found["lr"] = 1e-5  # an adapter's rate would undo what whole weights know
+    if env == "mathchat-v0":
+        # No files to start from in the middle. A model that coaches is not shown the answer, as in the paper;
+        # the rubric cannot solve a problem, and without the answer it would teach form, right or wrong.
+        found |= {"exploring_starts": 0.0, "ground_truth": "final" if coach == "rubric" else "off"}
+    return found
 
 
 def resolve(
@@ -317,6 +324,11 @@ def resolve(
     if file is not None:
         sources.append(read_settings(file))
     sources.append({name: parse_value(name, value) for name, value in overrides.items()})
+    policy = str(ChainMap(*reversed(sources)).get("policy", Config.policy))
+    for source in sources:
+        if source.get("policy", policy) != policy:  # its learning rate was for that one
+            source.pop("lr", None)
+            source.pop("min_lr", None)
     settings = dict(ChainMap(*reversed(sources)))
     settings["env"] = env = str(settings.get("env", Config.env)).removeprefix("mappa/")
     if preset is not None and (its := sources[0].get("env", env)) != env:
@@ -325,9 +337,8 @@ def resolve(
     hindsight = {"hindsight": {"returns": "per_action"}}
     scoring = _fixed_by("scoring", lambda name: hindsight.get(name, {}), sources)
     algorithm = _fixed_by("algorithm", lambda name: find_algorithm(name).fixed, sources)
-    config = Config(
-        **{**env_defaults(env, str(settings.get("coach", Config.coach))), **settings, **scoring, **algorithm}
-    )
+    defaults = other_defaults(env, str(settings.get("coach", Config.coach)), policy)
+    config = Config(**{**defaults, **settings, **scoring, **algorithm})
     _check(config)
     fixer = "algorithm" if "returns" in algorithm else "scoring" if "returns" in scoring else "returns"
     return _without_idle(config, [] if takes_idle else sources, fixer, algorithm)

@@ -4,9 +4,10 @@
     python -m mappa_train --env dsbench-v0 --max-new-tokens 512 --init runs/warm
 
 The actions are the scripted expert's on the tasks of the split, or those of `--data` files (as `export
---format sft` writes them). Each agent learns from its own alone: the mean cross-entropy over the tokens of an
-optimizer batch, the stop token included, on exactly the prompts that the environment shows. What comes of it
-is where learning begins, and what π_ref is. All agents are saved at the end: what is stopped begins anew.
+--format sft` writes them). Each agent learns from its own alone, a shared policy from those of all: the mean
+cross-entropy over the tokens of an optimizer batch, the stop token included, on exactly the prompts that the
+environment shows. What comes of it is where learning begins, and what π_ref is. All agents are saved at the
+end: what is stopped begins anew.
 """
 
 from __future__ import annotations
@@ -112,13 +113,15 @@ def warm_start(
     lessons: Mapping[str, Lesson],
     say: Callable[[str], None] = print,
 ) -> dict[str, FitResult]:
-    """Fine-tune every agent and leave a checkpoint (step 0) and `sft.json` in the run folder."""
+    """Fine-tune every policy and leave a checkpoint (step 0) and `sft.json` in the run folder."""
     pace = Pace(config.epochs * sum(lesson.num_tokens for lesson in lessons.values()), say)
-    results = {}
-    for agent, lesson in lessons.items():
-        steps = config.epochs * math.ceil(len(lesson.train) / BATCH)
-        say(f"{agent}: {len(lesson.train)} actions, {config.epochs} times, in {steps} optimizer steps")
-        results[agent] = _fit_agent(policies, agent, lesson, config, pace)
+    results: dict[str, FitResult] = {}
+    for policy in policies.names:
+        mine = {agent: lessons[agent] for agent in policies.actors(policy)}
+        count = sum(len(lesson.train) for lesson in mine.values())
+        steps = config.epochs * math.ceil(count / BATCH)
+        say(f"{policy}: {count} actions, {config.epochs} times, in {steps} optimizer steps")
+        results |= _fit_policy(policies, policy, mine, config, pace)
     save_weights(run, 0, policies, {})
     figures = {agent: vars(result) for agent, result in results.items()}
     write_atomically(run.path / "sft.json", (json.dumps(figures, indent=1) + "\n").encode())
@@ -215,7 +218,11 @@ def _expert_examples(config: Config, team: Team) -> tuple[list[Example], list[Ex
         mine = await _play_tasks(team.env)
         if config.split == "val":
             return mine, []
-        val = make_env(config, "val", sandbox=team.sandbox, coach=None)
+        try:
+            val = make_env(config, "val", sandbox=team.sandbox, coach=None)
+        except DataError as error:  # tasks of one's own need not have any
+            log.warning("nothing is measured beside what is learned: %s", error)
+            return mine, []
         if config.max_tasks:
             val.tasks = val.tasks[: config.max_tasks]
         return mine, await _play_tasks(val)
@@ -277,42 +284,59 @@ def _sample(tokenizer: ChatTokenizer, example: Example) -> Sample:
     return sample
 
 
-def _fit_agent(policies: Policies, agent: str, lesson: Lesson, config: Config, pace: Pace) -> FitResult:
-    train, val = lesson.train, lesson.val
-    too_long = sum(len(s.response) > config.max_new_tokens for s in train) / len(train)
-    if too_long:
-        log.warning(
-            "%s: %.0f %% of the actions are longer than --max-new-tokens %d, and would be cut when sampled",
-            agent, 100 * too_long, config.max_new_tokens,
-        )  # fmt: skip
-    before, val_before = (
-        mean_loss(policies, agent, some, config.token_budget, pace) for some in (train, val)
-    )
-    assert before is not None
-    pace.tell(f"{agent}: {before:.3f} nats a token before")
-    fit(policies, agent, train, config, pace)
-    after, val_after = (mean_loss(policies, agent, some, config.token_budget, pace) for some in (train, val))
-    assert after is not None
-    pace.tell(f"{agent}: {after:.3f} nats a token after")
-    return FitResult(
-        num_examples=len(train),
-        num_tokens=sum(len(s.response) for s in train),
-        before=before,
-        after=after,
-        val_before=val_before,
-        val_after=val_after,
-        too_long=too_long,
-    )
+def _fit_policy(
+    policies: Policies, policy: str, lessons: Mapping[str, Lesson], config: Config, pace: Pace
+) -> dict[str, FitResult]:
+    """Fit a policy to the lessons of all agents that act with it; what came of it, by agent."""
+    before = {}
+    for agent, lesson in lessons.items():
+        if too_long := _too_long(lesson, config):
+            log.warning(
+                "%s: %.0f %% of the actions are longer than --max-new-tokens %d, and would be cut when "
+                "sampled",
+                agent, 100 * too_long, config.max_new_tokens,
+            )  # fmt: skip
+        before[agent] = _measure(policies, policy, lesson, config, pace)
+        pace.tell(f"{agent}: {before[agent][0]:.3f} nats a token before")
+    fit(policies, policy, [s for lesson in lessons.values() for s in lesson.train], config, pace)
+    results = {}
+    for agent, lesson in lessons.items():
+        after, val_after = _measure(policies, policy, lesson, config, pace)
+        pace.tell(f"{agent}: {after:.3f} nats a token after")
+        results[agent] = FitResult(
+            num_examples=len(lesson.train),
+            num_tokens=sum(len(s.response) for s in lesson.train),
+            before=before[agent][0],
+            after=after,
+            val_before=before[agent][1],
+            val_after=val_after,
+            too_long=_too_long(lesson, config),
+        )
+    return results
+
+
+def _too_long(lesson: Lesson, config: Config) -> float:
+    """The share of a lesson's actions that could not be sampled whole."""
+    return sum(len(s.response) > config.max_new_tokens for s in lesson.train) / len(lesson.train)
+
+
+def _measure(
+    policies: Policies, policy: str, lesson: Lesson, config: Config, pace: Pace
+) -> tuple[float, float | None]:
+    """`mean_loss` on what is learned from, and on what is not."""
+    train = mean_loss(policies, policy, lesson.train, config.token_budget, pace)
+    assert train is not None  # every agent has examples
+    return train, mean_loss(policies, policy, lesson.val, config.token_budget, pace)
 
 
 def fit(
-    policies: Policies, agent: str, samples: Sequence[Sample], config: Config, pace: Pace | None = None
+    policies: Policies, policy: str, samples: Sequence[Sample], config: Config, pace: Pace | None = None
 ) -> None:
     """`config.epochs` passes of AdamW: L = −Σ_t log π(a_t) / N over the N response tokens of each batch.
 
     The order of the samples is drawn from `config.seed`. Raises `ConfigError` where the loss is not finite.
     """
-    parameters = policies.parameters(agent)
+    parameters = policies.parameters(policy)
     optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
     steps = math.ceil(len(samples) / BATCH)
     for step, batch in enumerate(_batches(len(samples), config.epochs, config.seed)):
@@ -320,30 +344,30 @@ def fit(
         chosen = [samples[k] for k in batch]
         num_tokens = sum(len(sample.response) for sample in chosen)
         for pack in make_packs(chosen, config.token_budget):
-            logprobs, _ = token_logprobs(policies.activate(agent), pack, temperature=1.0)
+            logprobs, _ = token_logprobs(policies.activate(policy), pack, temperature=1.0)
             (-logprobs.sum() / num_tokens).backward()  # type: ignore[no-untyped-call]
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm))
         if not math.isfinite(norm):
-            raise ConfigError(f"--lr {config.lr}: the gradient of {agent} is not finite; choose a lower one")
+            raise ConfigError(f"--lr {config.lr}: the gradient of {policy} is not finite; choose a lower one")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if pace is not None:
             count = sum(len(sample.prompt) for sample in chosen) + num_tokens
-            where = f"{agent}, pass {step // steps + 1} of {config.epochs}"
+            where = f"{policy}, pass {step // steps + 1} of {config.epochs}"
             pace.add(count, time.monotonic() - began, where, is_end=(step + 1) % steps == 0)
 
 
 @torch.no_grad()
 def mean_loss(
-    policies: Policies, agent: str, samples: Sequence[Sample], token_budget: int, pace: Pace | None = None
+    policies: Policies, policy: str, samples: Sequence[Sample], token_budget: int, pace: Pace | None = None
 ) -> float | None:
     """−log π per response token, in nats; None without samples."""
     packs = make_packs(samples, token_budget)
     parts = []
     for pack in packs:
-        parts.append(token_logprobs(policies.activate(agent), pack, temperature=1.0)[0])
+        parts.append(token_logprobs(policies.activate(policy), pack, temperature=1.0)[0])
         if pace is not None and pace.is_due:
-            pace.tell(f"{agent}: measured {len(parts)}/{len(packs)} micro-batches")
+            pace.tell(f"{policy}: measured {len(parts)}/{len(packs)} micro-batches")
     return -float(torch.cat(parts).mean()) if parts else None
 
 

@@ -45,6 +45,11 @@ def find_start(config: Config, agents: Sequence[str]) -> Path | None:
         if mine != other:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"--init {config.init}: made with {flag} {other}, but this run has {mine}")
+    if config.shared_policy == "on" and theirs.shared_policy == "off":
+        raise ConfigError(
+            f"--init {config.init}: each agent has weights of its own there, and with --shared-policy on all "
+            "have the same; begin from a run or a warm start (sft) with --shared-policy on"
+        )
     known = verify_files(checkpoint, f"--init {config.init} cannot be begun from; choose another")
     if missing := [agent for agent in agents if agent not in known]:
         raise ConfigError(f"--init {config.init}: no weights of {missing[0]}; it has {', '.join(known)}")

@@ -19,11 +19,13 @@ from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config
 from mappa_train.engine.base import BatchEngine, StreamEngine
 from mappa_train.engine.choice import open_engine, own_gpus
+from mappa_train.files import file_sha256
 from mappa_train.memory import check_memory
 from mappa_train.model import load_pretrained
 from mappa_train.plan import make_env
 from mappa_train.policies import FullPolicies, LoRAPolicies, Policies
 from mappa_train.rollout import EpisodePlan, RolloutLimits, RolloutTimes, collect
+from mappa_train.router import check_frozen, frozen_names
 from mappa_train.tokens import ChatTokenizer
 from mappa_train.types import EpisodeRollout
 
@@ -88,6 +90,7 @@ def open_team(config: Config, *, split: str | None = None, coached: bool = True,
     env = make_env(config, split, tasks=first.tasks, coach=first.coach, **where)
     held_out = make_env(config, "val", tasks=val, coach=None, **where) if val else None
     agents = first.possible_agents
+    check_frozen(config, agents)
     own_gpus(config, len(agents))  # a number that cannot be divided is said before the model is loaded
     if coached:  # what plays without a coach does not learn
         check_memory(config, folder, len(agents))
@@ -105,12 +108,14 @@ def open_team(config: Config, *, split: str | None = None, coached: bool = True,
 
 
 def _load_policies(config: Config, folder: Path, agents: Sequence[str]) -> Policies:
-    checkpointing = config.gradient_checkpointing == "on"
+    settings: dict[str, Any] = {
+        "checkpointing": config.gradient_checkpointing == "on",
+        "frozen": frozen_names(config),
+        "shared": config.shared_policy == "on",
+    }
     if config.policy == "full":
-        return FullPolicies(folder, agents, checkpointing=checkpointing)
-    return LoRAPolicies(
-        folder, agents, config.lora_rank, config.lora_alpha, config.seed, checkpointing=checkpointing
-    )
+        return FullPolicies(folder, agents, **settings)
+    return LoRAPolicies(folder, agents, config.lora_rank, config.lora_alpha, config.seed, **settings)
 
 
 def play(
@@ -140,16 +145,27 @@ def play(
 def save_weights(run: RunFolder, step: int, policies: Policies, state: Mapping[str, Any]) -> None:
     """A checkpoint of every agent's weights, and of `state` beside them."""
 
-    def writer(agent: str) -> Any:
-        return lambda folder: save_file(policies.state(agent), folder / WEIGHTS)
+    def writer(policy: str) -> Any:
+        return lambda folder: save_file(policies.state(policy), folder / WEIGHTS)
 
-    run.save(step, {agent: writer(agent) for agent in policies.agents}, state)
+    run.save(step, {agent: writer(policy) for agent, policy in policies.policy_of.items()}, state)
 
 
 def load_weights(checkpoint: Path, policies: Policies) -> None:
-    """Put a checkpoint's weights into the policies. Raises `ConfigError` if an agent is missing."""
-    for agent in policies.agents:
+    """Put a checkpoint's weights into the policies.
+
+    Raises `ConfigError` if an agent is missing, or if agents that share a policy have weights of their own.
+    """
+    loaded: dict[str, Path] = {}
+    for agent, policy in policies.policy_of.items():
         path = checkpoint / agent / WEIGHTS
         if not path.is_file():
             raise ConfigError(f"{path}: the checkpoint has no weights of {agent}")
-        policies.load_state(agent, load_file(path))
+        first = loaded.setdefault(policy, path)
+        if first is path:
+            policies.load_state(policy, load_file(path))
+        elif file_sha256(path) != file_sha256(first):
+            raise ConfigError(
+                f"{path}: {agent} has weights of its own there, and with --shared-policy on all agents have "
+                "the same; was shared_policy changed in the run's config.toml?"
+            )

@@ -34,7 +34,7 @@ from mappa_train.distributed import ALONE, UNHURRIED, Ranks
 from mappa_train.evaluate import measure
 from mappa_train.interrupts import finish_first
 from mappa_train.keeping import tidy
-from mappa_train.learner import AdvantageStats, Learner
+from mappa_train.learner import Learner
 from mappa_train.manifest import verify_files
 from mappa_train.metrics import EventWriter, MetricKeys, MetricLine, evaluation_metrics, step_metrics
 from mappa_train.monitors import CoachMonitor
@@ -43,9 +43,11 @@ from mappa_train.policies import pick_device
 from mappa_train.progress import Progress
 from mappa_train.report import read_episodes, write_report
 from mappa_train.rollout import RolloutTimes, plans_of
+from mappa_train.router import frozen_names
 from mappa_train.run_log import log_start, log_step
 from mappa_train.team import Team, load_weights, open_team, save_weights
 from mappa_train.types import EpisodeRollout, SampleCredit, UpdateStats
+from mappa_train.update_stats import AdvantageStats
 from mappa_train.wandb_writer import WandbWriter
 
 if TYPE_CHECKING:
@@ -236,7 +238,7 @@ def _step(step: int, loop: _Loop, update: ExitStack) -> dict[str, float | int | 
     _check_scored(step, config, rollouts)
     learning = time.perf_counter()
     samples = credit_samples(loop.debias.apply(rollouts), config)
-    _warn_of_nothing(step, samples)
+    _warn_of_nothing(step, samples, frozen_names(config))
     mine = [sample for sample in samples if sample.episode_index in own]
     if ranks.size == 1 and step - 1 > (loop.run.latest() or 0):
         # The weights are all that is left of the finished steps, and of no step at all during an update.
@@ -289,7 +291,7 @@ def _held_out(step: int, loop: _Loop, *, is_last: bool) -> MetricLine:
 
 def credit_samples(rollouts: Sequence[EpisodeRollout], config: Config) -> list[SampleCredit]:
     """Every action of the step with its return; None for what learning leaves out."""
-    samples = []
+    samples, frozen = [], frozen_names(config)
     for rollout in rollouts:
         turns = rollout.episode.turns
         scored = torch.tensor([turn.final_score is not None for turn in turns], dtype=torch.bool)
@@ -300,7 +302,7 @@ def credit_samples(rollouts: Sequence[EpisodeRollout], config: Config) -> list[S
         values = returns(rewards, scored, config.gamma, config.returns)
         for action in rollout.actions:
             masked = config.truncated == "mask" and action.generation.truncated
-            left_out = masked or not bool(scored[action.turn])
+            left_out = masked or action.agent in frozen or not bool(scored[action.turn])
             samples.append(
                 SampleCredit(
                     action=action,
@@ -335,15 +337,16 @@ def _check_scored(step: int, config: Config, rollouts: Sequence[EpisodeRollout])
         )
 
 
-def _warn_of_nothing(step: int, samples: Sequence[SampleCredit]) -> None:
+def _warn_of_nothing(step: int, samples: Sequence[SampleCredit], frozen: Sequence[str] = ()) -> None:
     """Say so where there were actions, and all are left out of learning."""
     if samples and all(sample.ret is None for sample in samples):
         cut = sum(sample.action.generation.truncated for sample in samples)
         log.warning(
-            "step %d: nothing is learned: all %d actions are unscored or masked; %d were cut by the length "
+            "step %d: nothing is learned: all %d actions are unscored or masked%s; %d were cut by the length "
             "limit (max_new_tokens)",
             step,
             len(samples),
+            ", or of frozen agents" if frozen else "",
             cut,
         )
 
@@ -378,8 +381,8 @@ def _line(
 def _save(step: int, loop: _Loop, seen: dict[str, Any] | None) -> None:
     state = {"learner": loop.learner.state(), "rng": torch.get_rng_state(), "debias": seen}
     if not loop.ranks.is_first:
-        for agent in loop.team.policies.agents:  # the first rank has a part of the weights only
-            loop.team.policies.state(agent)
+        for policy in loop.team.policies.policy_of.values():  # the first rank has a part of the weights only
+            loop.team.policies.state(policy)
         return
     save_weights(loop.run, step, loop.team.policies, state)
     tidy(loop.run, loop.config.keep_checkpoints)

@@ -57,19 +57,21 @@ class Action:
 class EpisodeRollout:
     """One finished episode and its actions in turn order (`actions[k].turn == episode.turns[k].index`).
 
-    `index` counts the episodes of the run from 0 and never changes.
+    `index` counts the episodes of the run from 0 and never changes. `num_reruns` is how often a fault of the
+    sandbox had ended it before: of those attempts nothing is kept.
     """
 
     index: int
     episode: Episode
     actions: tuple[Action, ...]
+    num_reruns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleCredit:
     """An action with what it is worth: the input of the learner.
 
-    `ret` is G_i of the credit rule (None: unscored or masked, left out of learning).
+    `ret` is G_i of the credit rule (None: left out of learning, as unscored, masked or frozen).
     """
 
     action: Action

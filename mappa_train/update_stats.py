@@ -1,19 +1,30 @@
-"""What an update of one agent showed, over all ranks."""
+"""What an update of one policy showed, over all ranks; and what of it is of which agent."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from mappa_train.credit import Gather
-from mappa_train.types import UpdateStats
+from mappa_train.credit_log import ActionCredit
+from mappa_train.types import SampleCredit, UpdateStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageStats:
+    """Token returns before normalization, and what became of each action, over all agents and ranks."""
+
+    mean: float | None
+    std: float | None
+    actions: tuple[ActionCredit, ...]
 
 
 def pooled_stats(
-    packs: Sequence[TensorDict],
+    packs: Sequence[TensorDict | Mapping[str, Tensor]],
     gather: Gather,
     *,
     losses: Sequence[float],
@@ -49,3 +60,34 @@ def pooled_stats(
         grad_norm=sum(norms) / len(norms) if norms else None,
         lr=lr,
     )
+
+
+def of_each_actor(
+    update: UpdateStats,
+    packs: Sequence[TensorDict],
+    samples: Sequence[SampleCredit],
+    agents: Sequence[str],
+    gather: Gather,
+) -> dict[str, UpdateStats]:
+    """The figures of a policy's update by the agents that act with it; `packs` are this rank's.
+
+    Counts, KL and entropy are of each agent's own actions. The rest is the policy's, since its gradient is
+    one. A pack's `members` are places in `samples`.
+    """
+    if len(agents) == 1:
+        return {agents[0]: update}
+    found = {}
+    for agent in agents:
+        mine = [part for pack in packs if len((part := _part_of(agent, pack, samples))["members"])]
+        own = pooled_stats(mine, gather, losses=(), norms=(), clips=(0, 0), lr=update.lr)
+        found[agent] = replace(own, loss=update.loss, grad_norm=update.grad_norm, clipfrac=update.clipfrac)
+    return found
+
+
+def _part_of(agent: str, pack: TensorDict, samples: Sequence[SampleCredit]) -> dict[str, Tensor]:
+    """What `pooled_stats` needs of a pack, for the actions of one agent."""
+    members = pack["members"]
+    is_mine = torch.tensor([samples[k].action.agent == agent for k in members.tolist()], dtype=torch.bool)
+    tokens = is_mine.repeat_interleave(pack["lengths"])
+    names = ("old_logprobs", "ref_logprobs", "entropy")
+    return {"members": members[is_mine], **{name: pack[name][tokens] for name in names}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 
 
 def echo(data: bytes, **arguments: object) -> dict[str, object]:
@@ -14,6 +15,12 @@ def echo(data: bytes, **arguments: object) -> dict[str, object]:
 def nap(data: bytes, *, seconds: float) -> int:
     time.sleep(seconds)
     return os.getpid()
+
+
+def wait_for_file(data: bytes, *, began: str, go_on: str) -> None:
+    Path(began).touch()
+    while not Path(go_on).exists():
+        time.sleep(0.01)
 
 
 def spin(data: bytes) -> None:

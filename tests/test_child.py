@@ -8,16 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from mappa_envs.child import HelperFailed, HelperOutOfMemory, HelperPool, HelperTimeout
+from mappa_envs.child import ORPHAN_CHECK_S, HelperFailed, HelperOutOfMemory, HelperPool, HelperTimeout
 from mappa_envs.errors import SandboxError
 
 TESTS = Path(__file__).parent
+AT_ONCE_S = 0.8 * ORPHAN_CHECK_S
+"""Before a helper would look by itself whether its owner is still there."""
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,14 @@ def pool() -> Iterator[HelperPool]:
 
 def pid_of(pool: HelperPool) -> int:
     return int(pool.call("echo", {}, timeout_s=60)["pid"])
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for something, a minute at most."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def wait_until_gone(pid: int, timeout_s: float) -> bool:
@@ -55,10 +65,8 @@ def test_values_and_bytes_arrive_and_the_process_stays(pool: HelperPool) -> None
 @pytest.mark.parametrize("function", ["spin", "hold_the_interpreter"])
 def test_a_call_that_takes_too_long_is_killed(pool: HelperPool, function: str) -> None:
     pid = pid_of(pool)
-    start = time.monotonic()
     with pytest.raises(HelperTimeout, match=rf"{function} took longer than 0\.3 s"):
         pool.call(function, {}, timeout_s=0.3)
-    assert time.monotonic() - start < 5
     assert not Path(f"/proc/{pid}").exists()  # no zombie either
     assert pid_of(pool) != pid
 
@@ -83,7 +91,7 @@ def test_a_death_is_a_failure_and_the_next_call_works(pool: HelperPool) -> None:
 def test_a_helper_that_died_while_idle_is_replaced(pool: HelperPool) -> None:
     pid = pid_of(pool)
     os.kill(pid, signal.SIGKILL)
-    assert wait_until_gone(pid, 10)
+    assert wait_until_gone(pid, 60)
     assert pid_of(pool) != pid
 
 
@@ -130,23 +138,31 @@ def test_threads_and_loops_share_a_pool() -> None:
 @pytest.mark.slow
 def test_time_spent_waiting_for_a_free_helper_does_not_count(pool: HelperPool) -> None:
     async def both() -> list[int]:
-        pid_of(pool)
-        calls = [pool.acall("nap", {"seconds": 1.0}, timeout_s=2.5) for _ in range(3)]
-        return await asyncio.gather(*calls)
+        first = asyncio.create_task(pool.acall("nap", {"seconds": 3.0}, timeout_s=60))
+        await asyncio.to_thread(until, lambda: not pool._idle)  # the nap has the only helper
+        second = await pool.acall("nap", {"seconds": 0.0}, timeout_s=2.5)
+        return [await first, second]
 
-    assert len(set(asyncio.run(both()))) == 1
+    pid = pid_of(pool)
+    assert asyncio.run(both()) == [pid, pid]
 
 
-def test_a_cancelled_call_leaves_a_usable_pool(pool: HelperPool) -> None:
+def test_a_cancelled_call_leaves_a_usable_pool(pool: HelperPool, tmp_path: Path) -> None:
+    """It goes on to its end, and the next one waits for that."""
+    began, go_on = tmp_path / "began", tmp_path / "go_on"
+
     async def cancelled() -> None:
-        task = asyncio.create_task(pool.acall("nap", {"seconds": 0.5}, timeout_s=60))
-        await asyncio.sleep(0.1)
+        files = {"began": str(began), "go_on": str(go_on)}
+        task = asyncio.create_task(pool.acall("wait_for_file", files, timeout_s=60))
+        await asyncio.to_thread(until, began.exists)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
+    pid = pid_of(pool)
     asyncio.run(cancelled())
-    assert pid_of(pool) > 0
+    go_on.touch()
+    assert pid_of(pool) == pid
 
 
 SCRIPT = """
@@ -175,7 +191,7 @@ def test_the_callers_script_is_not_run_again(tmp_path: Path) -> None:
     )
     assert shown.stdout.split().count("script") == 1
     assert shown.stderr == ""
-    assert wait_until_gone(int(shown.stdout.split()[1]), 10)
+    assert wait_until_gone(int(shown.stdout.split()[1]), AT_ONCE_S)
 
 
 def test_a_forked_copy_has_helpers_of_its_own() -> None:
@@ -205,4 +221,4 @@ def test_helpers_end_with_an_owner_that_is_killed(busy: bool) -> None:
     owner.wait()
     owner.stdout.close()
     # A busy one has used up its own processor time at the latest.
-    assert wait_until_gone(helper, 60 if busy else 10)
+    assert wait_until_gone(helper, 120 if busy else AT_ONCE_S)

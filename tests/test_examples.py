@@ -25,7 +25,7 @@ def test_the_expert_team_plays_an_episode() -> None:
         [sys.executable, EXAMPLES / "expert_team.py"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -191,7 +191,7 @@ def test_the_python_blocks_of_a_page_run_as_one_script(page: str, last_line: str
     text = (EXAMPLES.parent / page).read_text("utf-8")
     script = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert last_line in done.stdout

@@ -125,6 +125,8 @@ def _load_source(source: str) -> list[DSBenchTask]:
 
     if source == "embedded":
         return layout.load_folder(suite.ensure_built())
+    if not source:
+        raise ConfigError("tasks: empty; give 'embedded', 'dsbench' or the path of a folder of tasks")
     root = os.environ.get("DSBENCH_ROOT") if source == "dsbench" else source
     if not root:
         raise ConfigError("tasks 'dsbench': set DSBENCH_ROOT to the unpacked archive of DSBench")

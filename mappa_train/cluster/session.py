@@ -23,6 +23,7 @@ from mappa_train.config import Config
 from mappa_train.gpu import has_gpu
 from mappa_train.memory import num_sharing
 from mappa_train.model import find_cached, load_pretrained
+from mappa_train.router import count_policies
 
 if TYPE_CHECKING:
     from mappa_train.cluster.pool import WorkerPool
@@ -146,11 +147,12 @@ def make_plan(config: Config, where: str, nodes: tuple[Node, ...]) -> ResourcePl
 
 
 def _model_memory(config: Config) -> float:
-    """Bytes of a worker's weights on a CPU: as bf16 and fp32 (lora), or fp32 for each agent and once more."""
+    """Bytes of a worker's weights on a CPU: bf16 and fp32 (lora), or fp32 for each policy and once more."""
     kept = find_cached(config.model)
     # Nothing where the model is not on this machine yet: nobody knows before it is fetched.
     stored = sum(file.stat().st_size for file in kept.folder.glob("*.safetensors")) if kept else 0
-    return float(stored * (3 if config.policy == "lora" else 2 * (NUM_AGENTS + 1)))
+    num_policies, _ = count_policies(config, NUM_AGENTS)
+    return float(stored * (3 if config.policy == "lora" else 2 * (num_policies + 1)))
 
 
 def _this_machine(config: Config) -> Node:

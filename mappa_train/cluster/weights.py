@@ -16,9 +16,10 @@ from mappa_train.policies import Policies
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Every agent's weights as policy version `version`.
+    """Every policy's weights as policy version `version`.
 
-    `parts[agent]` refers to bytes in Ray's object store, one copy a node, `digests[agent]` is their SHA-256.
+    `parts[policy]` refers to bytes in Ray's object store, one copy a node; `digests[policy]` is their
+    SHA-256.
     """
 
     version: int
@@ -37,13 +38,13 @@ def digest(packed: bytes) -> str:
 
 
 def publish(policies: Policies, version: int) -> Weights:
-    """Put the current weights of all agents into the object store, for every worker to fetch."""
+    """Put the current weights of all policies into the object store, for every worker to fetch."""
     import ray
 
     parts, digests = {}, {}
-    for agent in policies.agents:
-        packed = pack(policies.state(agent))
-        parts[agent], digests[agent] = ray.put(packed), digest(packed)
+    for policy in policies.names:
+        packed = pack(policies.state(policy))
+        parts[policy], digests[policy] = ray.put(packed), digest(packed)
     return Weights(version=version, parts=parts, digests=digests)
 
 
@@ -54,11 +55,11 @@ def take_over(weights: Weights, policies: Policies) -> None:
     """
     import ray
 
-    for agent in policies.agents:
-        policies.load_state(agent, load(ray.get(weights.parts[agent])))
-        found = digest(pack(policies.state(agent)))
-        if found != weights.digests[agent]:
+    for policy in policies.names:
+        policies.load_state(policy, load(ray.get(weights.parts[policy])))
+        found = digest(pack(policies.state(policy)))
+        if found != weights.digests[policy]:
             raise UnavailableError(
-                f"{agent}: its weights arrived damaged: sha256 {found[:12]}… instead of "
-                f"{weights.digests[agent][:12]}…, version {weights.version}; resume from the checkpoint"
+                f"{policy}: its weights arrived damaged: sha256 {found[:12]}… instead of "
+                f"{weights.digests[policy][:12]}…, version {weights.version}; resume from the checkpoint"
             )

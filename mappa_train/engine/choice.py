@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mappa_envs.errors import ConfigError, UnavailableError
 from mappa_train.config import Config
 from mappa_train.gpu import has_gpu
+from mappa_train.router import count_policies
 from mappa_train.settings import refuse_time_limits
 
 if TYPE_CHECKING:
@@ -110,14 +111,14 @@ def _check_own_gpus(config: Config) -> None:
 def own_gpus(config: Config, num_agents: int) -> list[tuple[int, ...]]:
     """The numbers of the GPUs of each engine, among the visible ones; empty without `--engine-gpus`.
 
-    The last ones, since the learner has the first. One engine for LoRA agents, one for each agent otherwise.
+    The last ones, since the learner has the first. One engine for adapters, one for each policy otherwise.
     Raises `ConfigError` where they cannot be divided evenly.
     """
     if not config.engine_gpus:
         return []
     import torch
 
-    num_engines = 1 if config.policy == "lora" else num_agents
+    num_engines = 1 if config.policy == "lora" else count_policies(config, num_agents)[0]
     if config.engine_gpus % num_engines:
         raise ConfigError(
             f"--engine-gpus {config.engine_gpus}: with --policy full each of the {num_agents} agents has an "
@@ -163,7 +164,7 @@ def _open_vllm(config: Config, policies: Policies, folder: Path, tokenizer: Chat
 
     sampling = Sampling(
         agents=policies.agents,
-        vocabulary=int(policies.sampler(policies.agents[0]).config.vocab_size),
+        vocabulary=int(policies.sampler(policies.names[0]).config.vocab_size),
         stop_ids=tokenizer.stop_ids,
         context_tokens=tokenizer.context_tokens,
         max_new_tokens=config.max_new_tokens,

@@ -27,7 +27,7 @@ COMPACT_BELOW = 0.8
 
 
 class TransformersEngine:
-    """Samples agent by agent from the merged weights of each.
+    """Samples policy by policy from the merged weights of each.
 
     The uniform number behind a token depends on the request's key and the token's place alone, so
     neither batching nor order changes what the same logits would give.
@@ -44,7 +44,7 @@ class TransformersEngine:
         self._cancelled = threading.Event()
 
     def sync(self, version: int) -> None:
-        """The weights are read when an agent samples; only the version is new."""
+        """The weights are read when something is sampled; only the version is new."""
         self._version = version
         self._cancelled.clear()
 
@@ -57,9 +57,10 @@ class TransformersEngine:
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """One generation for each request, in order."""
         found: dict[int, Generation] = {}
-        for agent in sorted({request.agent for request in requests}):
-            mine = [i for i, request in enumerate(requests) if request.agent == agent]
-            model = self._policies.sampler(agent)
+        policies = [self._policies.policy_of[request.agent] for request in requests]
+        for policy in sorted(set(policies)):
+            mine = [i for i, name in enumerate(policies) if name == policy]
+            model = self._policies.sampler(policy)
             for start in range(0, len(mine), MAX_BATCH):
                 batch = mine[start : start + MAX_BATCH]
                 found |= zip(batch, self._sample(model, [requests[i] for i in batch]), strict=True)

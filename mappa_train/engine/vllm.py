@@ -2,8 +2,7 @@
 
 The engines live in this process, so weights go from the learner's model straight into them, and a killed run
 leaves nothing behind. The thread that learns makes and steps all of them: several threads crash vLLM, and are
-slower (`beside.py`). On a CPU, and for agents with whole weights of their own, each agent has an engine; LoRA
-agents on a GPU share one, with an adapter each.
+slower (`beside.py`). On a CPU, and for whole weights, each policy has an engine; adapters on a GPU share one.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 class _Pending:
     """A request under way; `latest` is what was sampled so far, kept where there is a deadline."""
 
-    agent: str
+    policy: str
     version: int
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Generation]
@@ -60,7 +59,7 @@ class VllmEngine:
     """Samples every agent's actions with vLLM; see `InlineEngine`.
 
     `probe_ids` (int64 [p]) is the prompt that each sync is verified with. `adapters` is the LoRA (rank,
-    alpha) where all agents shall share one engine; None: an engine an agent. `sleeps`: the engine, one of
+    alpha) where all policies shall share one engine; None: an engine a policy. `sleeps`: the engine, one of
     adapters on a GPU, gives its memory back when told to `sleep`. The first sync starts vLLM.
     """
 
@@ -99,7 +98,7 @@ class VllmEngine:
             raise UnavailableError(f"{request.agent}: the engine has no weights; sync it first")
         loop = asyncio.get_running_loop()
         pending = _Pending(
-            agent=request.agent,
+            policy=self._policies.policy_of[request.agent],
             version=version,
             loop=loop,
             future=loop.create_future(),
@@ -131,9 +130,9 @@ class VllmEngine:
                 self._die(error)
 
     def sync(self, version: int) -> None:
-        """Load every agent's weights, forget what was cached, and verify, agent by agent.
+        """Load every policy's weights, forget what was cached, and verify, one after the other.
 
-        Raises `SyncError` if an engine does not say of the probe what its agent's policy says.
+        Raises `SyncError` if an engine does not say of the probe what its policy says.
         """
         self._do_jobs()
         if self._weights is None and self._dead is None:
@@ -182,17 +181,17 @@ class VllmEngine:
             wait = False
 
     def _start(self) -> None:
-        model = self._policies.sampler(self._policies.agents[0])
+        model = self._policies.sampler(self._policies.names[0])
         tokens = self._sampling.context_tokens
         start = partial(start_engine, self._folder, model, context_tokens=tokens, sleeps=self._sleeps)
         threads = torch.set_num_threads
         try:
             with stderr_in_log():
                 if self._adapters is None:
-                    self._weights = MergedWeights(self._policies.agents, start)
+                    self._weights = MergedWeights(self._policies.names, start)
                 else:
                     rank, alpha = self._adapters
-                    shared = partial(start, num_adapters=len(self._policies.agents), lora_rank=rank)
+                    shared = partial(start, num_adapters=len(self._policies.names), lora_rank=rank)
                     self._weights = AdapterWeights(self._policies, shared, alpha=alpha)
         finally:
             # On a CPU vLLM makes it do nothing, for the whole process.
@@ -222,7 +221,7 @@ class VllmEngine:
         params = self._sampling.params(request, in_parts=pending.deadline is not None)
         prompt = prompt_of(request, pending.version)
         self._pending[name] = pending
-        engine, adapter = weights.engines[pending.agent], weights.adapter(pending.agent)
+        engine, adapter = weights.engines[pending.policy], weights.adapter(pending.policy)
         engine.add_request(name, prompt, params, lora_request=adapter)
 
     def _step(self) -> None:
@@ -259,7 +258,7 @@ class VllmEngine:
         for name in names:
             pending = self._pending.pop(name, None)
             if pending is not None and self._weights is not None:
-                self._weights.engines[pending.agent].abort_request([name])
+                self._weights.engines[pending.policy].abort_request([name])
 
     def _cancel_all(self) -> None:
         pending = list(self._pending.items())
@@ -277,5 +276,5 @@ class VllmEngine:
 
     def _engines(self) -> list[Any]:
         """Each engine once."""
-        by_agent = {} if self._weights is None else self._weights.engines
-        return list({id(engine): engine for engine in by_agent.values()}.values())
+        by_policy = {} if self._weights is None else self._weights.engines
+        return list({id(engine): engine for engine in by_policy.values()}.values())

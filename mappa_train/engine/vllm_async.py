@@ -1,8 +1,8 @@
 """vLLM in processes of its own, on GPUs of its own: the learner keeps its memory, and a model may be split.
 
-Each agent has an engine (`AsyncLLM`), into which its whole weights are sent; LoRA agents share one, with an
-adapter each. All engines are talked to from one event loop, in a thread of ours. On a CPU it works as well,
-with weights sent as files; there it is of use for tests only.
+Each policy has an engine (`AsyncLLM`), into which its whole weights are sent; adapters share one. All engines
+are talked to from one event loop, in a thread of ours. On a CPU it works as well, with weights sent as files;
+there it is of use for tests only.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class AsyncVllmEngine:
     """Samples every agent's actions with vLLM in other processes; see `StreamEngine`.
 
     `gpus` are the numbers of the visible GPUs of each engine (empty: the CPU), tensor parallel over several;
-    `backend` is how whole weights get there. `adapters` is the LoRA (rank, alpha) where all agents shall
-    share the first engine; None: an engine an agent. `probe_ids` (int64 [p]) is the prompt that each sync is
-    verified with. The first sync starts vLLM.
+    `backend` is how whole weights get there. `adapters` is the LoRA (rank, alpha) where all policies
+    shall share the first engine; None: an engine a policy. `probe_ids` (int64 [p]) is the prompt that each
+    sync is verified with. The first sync starts vLLM.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class AsyncVllmEngine:
         return await asyncio.wrap_future(future)
 
     def sync(self, version: int) -> None:
-        """Load every agent's weights, forget what was cached, and verify, agent by agent.
+        """Load every policy's weights, forget what was cached, and verify, one after the other.
 
-        Raises `SyncError` if an engine does not say of the probe what its agent's policy says.
+        Raises `SyncError` if an engine does not say of the probe what its policy says.
         """
         if self._running:
             raise RuntimeError(f"sync while {len(self._running)} requests are under way")
@@ -168,16 +168,16 @@ class AsyncVllmEngine:
             raise
 
     def _start_all(self) -> Weights:
-        agents = self._policies.agents
+        names = self._policies.names
         if self._adapters is None:
             start = partial(self._start_one, backend=self._backend)
-            return TransferredWeights(agents, start, self._backend)
+            return TransferredWeights(names, start, self._backend)
         rank, alpha = self._adapters
-        shared = partial(self._start_one, 0, num_adapters=len(agents), lora_rank=rank)
+        shared = partial(self._start_one, 0, num_adapters=len(names), lora_rank=rank)
         return AdapterWeights(self._policies, shared, alpha=alpha)
 
     def _start_one(self, index: int, *, backend: Backend | None = None, **options: int) -> Remote:
-        model = self._policies.sampler(self._policies.agents[0])
+        model = self._policies.sampler(self._policies.names[0])
         options["context_tokens"] = self._sampling.context_tokens
 
         async def start() -> Any:
@@ -211,11 +211,12 @@ class AsyncVllmEngine:
     ) -> Generation:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        answers = weights.engines[request.agent].engine.generate(
+        policy = self._policies.policy_of[request.agent]
+        answers = weights.engines[policy].engine.generate(
             prompt_of(request, version),
             self._sampling.params(request, in_parts=deadline_s is not None),
             str(next(self._count)),
-            lora_request=weights.adapter(request.agent),
+            lora_request=weights.adapter(policy),
         )
         latest = None
         try:

@@ -159,26 +159,26 @@ class LiveWeights:
 
 
 class TransferredWeights:
-    """An engine an agent in processes of its own, and its whole weights sent there."""
+    """An engine a policy in processes of its own, and its whole weights sent there."""
 
-    def __init__(self, agents: Sequence[str], start: Callable[[int], Remote], backend: Backend) -> None:
-        self.engines = {agent: start(k) for k, agent in enumerate(agents)}
+    def __init__(self, names: Sequence[str], start: Callable[[int], Remote], backend: Backend) -> None:
+        self.engines = {policy: start(k) for k, policy in enumerate(names)}
         self._sources = {
-            agent: LiveWeights(remote.vllm_config.model_config.dtype)
-            for agent, remote in self.engines.items()
+            policy: LiveWeights(remote.vllm_config.model_config.dtype)
+            for policy, remote in self.engines.items()
         }
         self._senders = {
-            agent: connect(remote, self._sources[agent], backend) for agent, remote in self.engines.items()
+            policy: connect(remote, self._sources[policy], backend) for policy, remote in self.engines.items()
         }
 
-    def load(self, agent: str, version: int, model: Any) -> None:
-        remote = self.engines[agent]
-        self._sources[agent].model = model
+    def load(self, policy: str, version: int, model: Any) -> None:
+        remote = self.engines[policy]
+        self._sources[policy].model = model
         remote.pause()
-        remote.take_part(self._senders[agent].send_weights)
+        remote.take_part(self._senders[policy].send_weights)
         remote.resume()
 
-    def adapter(self, agent: str) -> Any:
+    def adapter(self, policy: str) -> Any:
         return None
 
     def close(self) -> None:

@@ -29,23 +29,23 @@ log = logging.getLogger(__name__)
 
 
 class SyncError(MappaError, RuntimeError):
-    """An engine does not sample from the weights that its agent's policy has."""
+    """An engine does not sample from the weights that its policy has."""
 
 
 class Weights(Protocol):
-    """Which engine samples for an agent, and how new weights get into it."""
+    """Which engine samples from a policy, and how new weights get into it."""
 
     engines: dict[str, Any]
 
-    def load(self, agent: str, version: int, model: Any) -> None:
-        """Put the agent's current weights, of which `model` is made, into its engine.
+    def load(self, policy: str, version: int, model: Any) -> None:
+        """Put the policy's current weights, of which `model` is made, into its engine.
 
         The engine has nothing under way.
         """
         ...
 
-    def adapter(self, agent: str) -> Any:
-        """The `LoRARequest` that the agent's prompts are given with, or None."""
+    def adapter(self, policy: str) -> Any:
+        """The `LoRARequest` that prompts for the policy are given with, or None."""
         ...
 
     def close(self) -> None:
@@ -54,15 +54,15 @@ class Weights(Protocol):
 
 
 class MergedWeights:
-    """An engine an agent, and its whole weights (a LoRA agent's are merged) copied from the live model."""
+    """An engine a policy, and its whole weights (an adapter is merged) copied from the live model."""
 
-    def __init__(self, agents: Sequence[str], start: Callable[[], Any]) -> None:
-        self.engines = {agent: start() for agent in agents}
+    def __init__(self, names: Sequence[str], start: Callable[[], Any]) -> None:
+        self.engines = {policy: start() for policy in names}
 
-    def load(self, agent: str, version: int, model: Any) -> None:
-        copy_weights(self.engines[agent], model)
+    def load(self, policy: str, version: int, model: Any) -> None:
+        copy_weights(self.engines[policy], model)
 
-    def adapter(self, agent: str) -> Any:
+    def adapter(self, policy: str) -> Any:
         return None
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ def pack_tied_head(model: nn.Module) -> None:
 
 
 class AdapterWeights:
-    """One engine for all agents, which share the base; an adapter each, handed over as a file of PEFT.
+    """One engine for all policies, which share the base; an adapter each, handed over as a file of PEFT.
 
     An adapter gets a new name and number with every version: vLLM's cache of prompts knows adapters by name,
     and one that is added again under its own would be answered from the cache of the old.
@@ -108,26 +108,26 @@ class AdapterWeights:
         self._requests: dict[str, Any] = {}
         self._count = 0
         engine = start()
-        self.engines = dict.fromkeys(policies.agents, engine)
+        self.engines = dict.fromkeys(policies.names, engine)
 
-    def load(self, agent: str, version: int, model: Any) -> None:
+    def load(self, policy: str, version: int, model: Any) -> None:
         from vllm.lora.request import LoRARequest
 
         self._count += 1
-        name = f"{agent}@{version}"
+        name = f"{policy}@{version}"
         folder = self._folder / f"{self._count}"
-        write_adapter(folder, self._policies.state(agent), self._alpha)
+        write_adapter(folder, self._policies.state(policy), self._alpha)
         request = LoRARequest(name, self._count, str(folder))
         # Now, not with the first prompt: there, a faulty adapter ends the engine.
-        self.engines[agent].add_lora(request)
-        old = self._requests.get(agent)
-        self._requests[agent] = request
+        self.engines[policy].add_lora(request)
+        old = self._requests.get(policy)
+        self._requests[policy] = request
         if old is not None:
-            self.engines[agent].remove_lora(old.lora_int_id)
+            self.engines[policy].remove_lora(old.lora_int_id)
             shutil.rmtree(old.lora_path)
 
-    def adapter(self, agent: str) -> Any:
-        return self._requests[agent]
+    def adapter(self, policy: str) -> Any:
+        return self._requests[policy]
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -152,14 +152,14 @@ class Probe:
     def __init__(self, ids: Tensor) -> None:
         self._ids = ids
 
-    def check(self, agent: str, engine: Any, model: Any, ask: Ask, adapter: Any) -> float:
+    def check(self, policy: str, engine: Any, model: Any, ask: Ask, adapter: Any) -> float:
         """The mean difference, in nats a token. Raises `SyncError` if it exceeds the tolerance."""
         dtype = engine.vllm_config.model_config.dtype
         answer = ask(engine, *self._question(), adapter)
         difference = (self._of_answer(answer) - self._of_model(model)).abs().mean().item()
         if not difference <= TOLERANCE[dtype]:  # a NaN is no agreement
             raise SyncError(
-                f"{agent}: after the sync, logprobs of the probe differ from those of its policy by "
+                f"{policy}: after the sync, logprobs of the probe differ from those of its policy by "
                 f"{difference:.2g} nats a token; {TOLERANCE[dtype]:g} is allowed in {dtype}. vLLM has other "
                 "weights than the policy"
             )
@@ -196,14 +196,14 @@ def ask(engine: Any, prompt: Any, params: Any, adapter: Any) -> Any:
 
 
 def bring_in(weights: Weights, policies: Policies, probe: Probe, version: int, ask: Ask) -> None:
-    """Load every agent's weights, forget what was cached, and verify, agent by agent.
+    """Load every policy's weights, forget what was cached, and verify, one after the other.
 
-    Raises `SyncError` if an engine does not say of the probe what its agent's policy says.
+    Raises `SyncError` if an engine does not say of the probe what its policy says.
     """
-    for agent, engine in weights.engines.items():
-        model = policies.sampler(agent)  # once: a LoRA agent's adapter is merged each time
-        weights.load(agent, version, model)
+    for policy, engine in weights.engines.items():
+        model = policies.sampler(policy)  # once: an adapter is merged each time
+        weights.load(policy, version, model)
         if not engine.reset_prefix_cache():
-            raise RuntimeError(f"{agent}: vLLM did not forget the prompts of the old weights")
-        difference = probe.check(agent, engine, model, ask, weights.adapter(agent))
-        log.info("version %d of %s is in; its probe differs by %.2g nats", version, agent, difference)
+            raise RuntimeError(f"{policy}: vLLM did not forget the prompts of the old weights")
+        difference = probe.check(policy, engine, model, ask, weights.adapter(policy))
+        log.info("version %d of %s is in; its probe differs by %.2g nats", version, policy, difference)

@@ -85,11 +85,11 @@ def find_alarms(lines: Sequence[Line], agents: Sequence[str]) -> Iterator[str]:
         yield f"{missing} of {actions} actions have no score, step {steps}."
     if failed := sum(line.get("stop/infra") or 0 for line in lines):
         steps = _spans(lines, lambda line: bool(line.get("stop/infra")))
-        yield f"The sandbox failed in {failed} episodes, step {steps}; they count nowhere."
+        yield f"Faults of the sandbox: {failed}, step {steps}; the episodes were run again."
     if spent := _spans(lines, lambda line: bool(line.get("stop/budget"))):
         yield f"The coach's budget was spent in step {spent}."
     if unused := _spans(lines, lambda line: bool(line.get("actions")) and line.get("tokens/trained") == 0):
-        yield f"No action was learned from, since all were unscored or cut and masked, step {unused}."
+        yield f"No action was learned from, since all were unscored, masked or frozen, step {unused}."
     if flat := _spans(lines, lambda line: line.get("adv/std") is not None and line["adv/std"] < FLAT_STD):
         yield f"All returns were alike, so that nothing was learned, step {flat}."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,15 @@ from processes import MARK
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 
 STORE_BYTES = 100 << 20
+END = contextlib.ExitStack()
+"""What is to be done when the tests of this folder are over."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Ray's processes take part of the machine, which is no use to the tests of other folders."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        END.close()
 
 
 @pytest.fixture(scope="session")
@@ -27,11 +37,12 @@ def cluster() -> Iterator[Any]:
     made = utils.Cluster(
         initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": STORE_BYTES}
     )
+    END.callback(os.environ.pop, MARK)
+    END.callback(made.shutdown)
+    END.callback(ray.shutdown)
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
     yield made
-    ray.shutdown()
-    made.shutdown()
-    del os.environ[MARK]
+    END.close()
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 180.0) -> bool:
     """Whether it came true in time."""
     end = time.monotonic() + timeout_s
     while not condition():

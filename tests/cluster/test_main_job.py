@@ -144,13 +144,16 @@ def test_killed_workers_and_a_lost_node_lose_nothing_and_count_nothing_twice(
         """Those that Ray has finished making."""
         return processes.find(lambda title, env: WORKER.match(title) is not None and mark in env)
 
+    def both() -> list[int]:
+        # One that is still being made would be made again, elsewhere, and nothing would be lost.
+        assert processes.wait_until(lambda: len(workers()) == 2)
+        return workers()
+
     def kill_workers() -> None:
-        assert len(workers()) == 2
-        processes.kill(workers())
+        processes.kill(both())
 
     def lose_node() -> None:
-        # One that is still being made there would be made elsewhere, and nothing would be lost.
-        assert processes.wait_until(lambda: len(workers()) == 2)
+        both()
         cluster.remove_node(second_node, allow_graceful=False)
 
     # Before the last step, in which whoever has played its last chunk is not missed.

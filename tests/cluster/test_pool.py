@@ -113,6 +113,12 @@ def numbers(pool: WorkerPool) -> list[int]:
     return [rollout.index for rollout in rollouts]
 
 
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers have no sandbox to close here, and some of them do not answer."""
+    monkeypatch.setattr(pool_module, "CLOSE_S", 0.5)
+
+
 class Silent:
     """An actor that answers nothing."""
 
@@ -120,9 +126,14 @@ class Silent:
         return SimpleNamespace(remote=lambda *given: object())
 
 
+NOW = 1000.0
+"""What the clock of `silent` says all the time."""
+
+
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> tuple[WorkerPool, list[tuple[int, str]]]:
     """A pool without Ray that gives workers 100 s for 4 episodes, and who it lost and why."""
+    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: NOW))
     pool = WorkerPool(lambda number: Silent(), 3, model_sha256="same", timeout_s=100.0, concurrent_episodes=4)
     lost: list[tuple[int, str]] = []
     monkeypatch.setattr(pool, "_lose", lambda worker, reason: lost.append((worker.number, reason)))
@@ -139,7 +150,7 @@ def test_how_long_a_worker_may_take_grows_with_its_chunk(
     pool, lost = silent
     for worker, size, age_s in zip(pool._workers, (9, 8, 1), (299.0, 201.5, 99.0), strict=True):
         pool._joined(worker, JOINED)
-        worker.jobs["answer"] = _Job(chunk=tuple(PLANS[:size]), since=time.monotonic() - age_s)
+        worker.jobs["answer"] = _Job(chunk=tuple(PLANS[:size]), since=NOW - age_s)
         pool._check_age(worker)
     assert lost == [(1, f"no answer on 8 episode(s) for 202 {TOO_LONG.format(200)}")]
 
@@ -189,10 +200,12 @@ def test_whoever_dies_or_hangs_is_replaced_and_what_a_worker_raises_arrives_as_i
             pool.collect(PLANS, 1)
     assert "raised by rollout worker" in "".join(caught.value.__notes__)
     said = [record.getMessage() for record in caplog.records]
-    died, hung = [line for line in said if "is lost" in line]
+    lost = [line for line in said if "is lost" in line]
+    # Where the machine stands still for seconds, others may be too late as well.
+    (died,) = [line for line in lost if "--worker-timeout-s" not in line]
     assert "on here (process" in died
     assert "are run again" in died
-    assert "--worker-timeout-s" in hung
+    assert len(lost) > 1
     assert any("straggles: it plays episode(s) 8, 9, 10 for" in line for line in said)
 
 
@@ -223,7 +236,8 @@ def test_a_stale_sample_and_too_many_losses_end_the_run_with_their_reason(
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_head_that_is_up_is_taken_for_one(cluster: Any) -> None:
+def test_a_head_that_is_up_is_taken_for_one(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mappa_train.cluster.session.ANSWER_S", 60.0)
     assert check_answers(cluster.address) is None
 
 

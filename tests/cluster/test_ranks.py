@@ -94,7 +94,7 @@ def test_learners_with_workers_that_were_all_killed_go_on_as_if_nothing_had_been
         # Again, for what was begun meanwhile.
         while found := processes.find(lambda title, env: mark in env):
             processes.kill(found)
-        job.communicate(timeout=60)
+        job.communicate(timeout=180)
     assert job.returncode == -signal.SIGKILL
     assert run.steps()[-1] < STEPS
     finish(command(out, "resume", str(out), "--num-rollout-workers", "1"))
@@ -120,7 +120,7 @@ def test_ctrl_c_ends_ranks_and_their_ray_and_leaves_a_checkpoint(model: Path, tm
         run = RunFolder(out)
         assert processes.wait_until(lambda: bool(run.steps()) or job.poll() is not None, 240)
         job.send_signal(signal.SIGINT)
-        told, complaints = job.communicate(timeout=60)
+        told, complaints = job.communicate(timeout=180)
     assert job.returncode == 130, complaints
     assert "rollout worker 0 on" in told
     assert "1 x (1 CPUs," in told

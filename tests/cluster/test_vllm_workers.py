@@ -35,18 +35,30 @@ def have_vllm(mark: str) -> list[bool]:
     """Whether vLLM is loaded in each worker that there is."""
     wanted = f"{MARK}={mark}".encode()
     workers = processes.find(lambda title, env: title.startswith("ray::RolloutWorker") and wanted in env)
-    return ["vllm" in Path(f"/proc/{pid}/maps").read_text() for pid in workers]
+    return ["vllm" in _libraries(pid) for pid in workers]
+
+
+def _libraries(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:  # it has just ended
+        return ""
 
 
 def test_two_workers_with_vllm_make_a_run(cluster: Any, model: Path, tmp_path: Path) -> None:
     loaded: list[bool] = []
-    Taste.deeds = {Taste.num_asked + 2: lambda: loaded.extend(have_vllm("session"))}
+
+    def look() -> None:
+        # One of them may begin to play before the other is ready.
+        loaded.append(processes.wait_until(lambda: have_vllm("session") == [True, True]))
+
+    Taste.deeds = {Taste.num_asked + 2: look}
     asked = Taste.num_asked
     config = settings(
         model, tmp_path / "run", engine="vllm", steps=2, episodes_per_step=4, num_rollout_workers=2
     )
     run = run_it(config)
-    assert loaded == [True, True]
+    assert loaded == [True]
     assert Taste.num_asked - asked == sum(len(episode[-1]) for episode in played(run))
     assert [line["tokens/trained"] > 0 for line in run.read_metrics()] == [True, True]
     assert largest_difference(weights(run, 1), weights(run, 2)) > 1e-3
@@ -56,8 +68,13 @@ def test_two_learners_and_a_worker_with_vllm_make_a_run(model: Path, tmp_path: P
     run = RunFolder(tmp_path / "both")
     flags = ("--engine", "vllm", "--steps", "2", "--num-rollout-workers", "1")
     with start(model, run.path, *flags) as job:
-        processes.wait_until(lambda: bool(run.steps()) or job.poll() is not None, 240)
-        loaded = have_vllm(run.path.name)
+        loaded: list[bool] = []
+
+        def look() -> bool:
+            loaded[:] = have_vllm(run.path.name)
+            return loaded == [True] or job.poll() is not None
+
+        processes.wait_until(look, 240)
         complaints = job.communicate(timeout=240)[1]
     assert job.returncode == 0, complaints
     assert loaded == [True]

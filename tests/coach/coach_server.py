@@ -40,7 +40,7 @@ def failing(status: int, message: str = "no", **headers: str) -> Reply:
 class CoachServer:
     """Takes its replies from `script`, in order; when that is used up, from `default`.
 
-    `asked` holds every request's body, `keys` its Authorization header.
+    `asked` holds every request's body, `keys` its Authorization header; `stopped` says whether it has gone.
     """
 
     def __init__(self) -> None:
@@ -48,6 +48,7 @@ class CoachServer:
         self.script: list[Reply | Callable[[Asked], Reply]] = []
         self.asked: list[Asked] = []
         self.keys: list[str | None] = []
+        self.stopped = False
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
@@ -59,6 +60,7 @@ class CoachServer:
         return f"http://127.0.0.1:{self._http.server_address[1]}/v1"
 
     def stop(self) -> None:
+        self.stopped = True
         self._http.shutdown()
         self._thread.join()
         self._http.server_close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -164,7 +165,8 @@ def test_a_minute_has_so_many_requests_and_tokens(limits: dict[str, int], free: 
             count += 1
 
         jobs = [asyncio.create_task(one()) for _ in range(8)]
-        await asyncio.wait(jobs, timeout=0.05)
+        for _ in range(200):  # who need not wait for a moment to come has passed by then
+            await asyncio.sleep(0)
         for job in jobs:
             job.cancel()
         return count
@@ -173,7 +175,7 @@ def test_a_minute_has_so_many_requests_and_tokens(limits: dict[str, int], free: 
 
 
 def test_a_minute_makes_room_only_as_what_was_sent_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits_module, "MINUTE_S", 0.2)
+    monkeypatch.setattr(limits_module, "MINUTE_S", 0.4)
 
     async def sent() -> list[float]:
         pace, moments = Pace(concurrency=9, rpm=2, tpm=0), list[float]()
@@ -183,8 +185,8 @@ def test_a_minute_makes_room_only_as_what_was_sent_leaves_it(monkeypatch: pytest
         return moments
 
     moments = asyncio.run(sent())
-    # The first and the third, and so on, are a whole minute apart.
-    assert all(later - first > 0.19 for first, later in zip(moments, moments[2:], strict=False))
+    # The first and the third, and so on, are a whole minute apart; written down a moment later, each of them.
+    assert all(later - first > 0.25 for first, later in zip(moments, moments[2:], strict=False))
 
 
 def test_limits_work_in_a_second_loop_though_some_waited_in_the_first() -> None:
@@ -203,7 +205,7 @@ def test_limits_work_in_a_second_loop_though_some_waited_in_the_first() -> None:
     loops: list[object] = []
     first = asyncio.new_event_loop()
     first.run_until_complete(leave_waiting())
-    asyncio.run(asyncio.wait_for(enter(), 5))
+    asyncio.run(asyncio.wait_for(enter(), 60))
     assert len(loops) == 1
     for task in asyncio.all_tasks(first):
         task.cancel()
@@ -237,15 +239,17 @@ def test_servers_named_in_the_environment_do_not_share_answers(monkeypatch: pyte
 
 
 def test_a_request_larger_than_a_minutes_tokens_is_sent_all_the_same() -> None:
-    asyncio.run(asyncio.wait_for(Pace(concurrency=1, rpm=0, tpm=10).wait(100_000), 5))
+    asyncio.run(asyncio.wait_for(Pace(concurrency=1, rpm=0, tpm=10).wait(100_000), 50))
 
 
 def test_what_runs_in_the_shared_loop_returns_raises_and_is_cancelled_as_here() -> None:
     ended: list[str] = []
+    began = threading.Event()
 
     async def work(word: str) -> str:
         try:
             if word == "wait":
+                began.set()
                 await asyncio.sleep(60)
             if word == "fail":
                 raise KeyError(word)
@@ -257,8 +261,11 @@ def test_what_runs_in_the_shared_loop_returns_raises_and_is_cancelled_as_here() 
         assert await in_shared_loop(work("ok")) == "ok"
         with pytest.raises(KeyError):
             await in_shared_loop(work("fail"))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(in_shared_loop(work("wait")), 0.05)
+        waiting = asyncio.create_task(in_shared_loop(work("wait")))
+        await asyncio.to_thread(began.wait, 50)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
         assert await in_shared_loop(work("last")) == "last"  # after the cancelled one, in the same loop
 
     asyncio.run(both())

@@ -41,7 +41,7 @@ def problems() -> Iterator[MathChatEnv]:
     tasks = {t.task_type: t for t in load_problems("embedded", "train") if t.task_type in kinds}
     yield from opened(
         MathChatEnv(
-            list(tasks.values()), None, sandbox="namespace", limits=Limits(time_s=4), ground_truth="final"
+            list(tasks.values()), None, sandbox="namespace", limits=Limits(time_s=2), ground_truth="final"
         )
     )
 

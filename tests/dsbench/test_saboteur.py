@@ -53,9 +53,19 @@ def task_of(task_id: str) -> DSBenchTask:
 @pytest.fixture(scope="module")
 def env() -> Iterator[DSBenchEnv]:
     """One message a role, so that nobody can mend the fault."""
+    yield from opened(time_s=10)
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[DSBenchEnv]:
+    """The same for faults that last until they are stopped."""
+    yield from opened(time_s=3)
+
+
+def opened(time_s: float) -> Iterator[DSBenchEnv]:
     env = DSBenchEnv(
         [task_of(task_id) for task_id in TASK_IDS], None, max_actions=(1, 1, 1), coach=FakeCoach(5.0),
-        sandbox="namespace", limits=Limits(time_s=6),
+        sandbox="namespace", limits=Limits(time_s=time_s),
     )  # fmt: skip
     try:
         env.reset(seed=0)
@@ -89,14 +99,14 @@ def play(env: DSBenchEnv, task_id: str, policy: SaboteurPolicy | ExpertPolicy) -
     ],
 )  # fmt: skip
 def test_a_fault_shows_as_documented(
-    env: DSBenchEnv, honest: dict[str, Episode], task_id: str, fault: Fault
+    env: DSBenchEnv, hasty: DSBenchEnv, honest: dict[str, Episode], task_id: str, fault: Fault
 ) -> None:
     task = task_of(task_id)
     if fault not in faults_for(task):
         with pytest.raises(ConfigError, match="makes no sense for"):
             saboteur_action(fault.guilty, task, fault)
         return
-    episode = play(env, task_id, SaboteurPolicy(fault))
+    episode = play(hasty if fault.sign == "limit time" else env, task_id, SaboteurPolicy(fault))
     assert [turn.agent for turn in episode.turns] == ["data_engineer_0", "modeler_0", "analyst_0"]
     if fault.surfaces_at != "outcome":
         turn = next(turn for turn in episode.turns if turn.agent == f"{fault.surfaces_at}_0")

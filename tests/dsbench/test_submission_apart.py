@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,23 +59,28 @@ def test_a_relative_path_is_that_of_the_caller(
 
 
 def test_what_takes_too_long_is_too_large(prices: Path) -> None:
-    start = time.monotonic()
     verdict, figures = apart(b"," * 2**25, prices, PRICE, timeout_s=0.05)
     assert (verdict.code, set(figures.values())) == ("too_large", {None})
     assert "longer than 0.05 s" in verdict.message
-    assert time.monotonic() - start < 15
     assert apart(prices.read_bytes(), prices, PRICE)[0].score == 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
 def test_the_metrics_are_imported_before_the_clock_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Importing scikit-learn takes a second and more, a verdict on two rows some milliseconds."""
+    """Importing them takes a second and more, a verdict on two rows some milliseconds."""
     answers = tmp_path / "answers.csv"
     answers.write_text("id,kind\n1,cat\n2,dog\n")
     fresh = HelperPool(grader_helper.__name__, memory_mb=grader_process.MEMORY_MB, size=1)
     monkeypatch.setattr(grader_process, "_helpers", fresh)
-    assert apart(answers.read_bytes(), answers, KIND, timeout_s=0.5)[0].score == 1
+    helper = fresh._take()  # has begun, and waits for its first call
+    loaded = Path(f"/proc/{helper.process.pid}/maps").read_text()
+    fresh._idle.append(helper)
+    assert "/sklearn/metrics/" in loaded
+    assert "/scipy/stats/" in loaded
+    assert apart(answers.read_bytes(), answers, KIND)[0].score == 1
+    assert fresh._idle == [helper]
     fresh.close()
 
 

@@ -147,6 +147,8 @@ def test_a_full_disk_leaves_nothing_behind(one_table: Path, monkeypatch: pytest.
 
 
 def test_unknown_sources_and_splits(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tasks: empty"):  # of a shell variable that nobody set
+        load_tasks("")
     with pytest.raises(ConfigError, match=r"'nowhere'.*known: 'embedded'"):
         load_tasks("nowhere")
     with pytest.raises(ConfigError, match="known: train, val, test"):

@@ -19,4 +19,4 @@ def soon(function: Callable[[], Any]) -> Any:
             done.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    return done.result(20)
+    return done.result(100)

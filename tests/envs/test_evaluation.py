@@ -124,13 +124,13 @@ def test_an_environment_without_a_coach_scores_nobody(make_env: MakeEnv) -> None
 
 
 def test_policies_may_be_per_agent_and_async(make_env: MakeEnv, task: DSBenchTask) -> None:
-    waiting, most = 0, 0
+    waiting, most, three = 0, 0, asyncio.Barrier(3)
 
     async def slow(agent: str, messages: Sequence[dict[str, str]]) -> str:
         nonlocal waiting, most
         waiting += 1
         most = max(most, waiting)
-        await asyncio.sleep(0.01)
+        await asyncio.wait_for(three.wait(), 60)
         waiting -= 1
         assert messages[0]["role"] == "system"
         return SCRIPT[agent]

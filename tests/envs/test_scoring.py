@@ -64,7 +64,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 
     async def watched() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-        await asyncio.wait_for(coroutine, 20)
+        await asyncio.wait_for(coroutine, 100)
         gc.collect()
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -425,7 +425,7 @@ for close in (True, False):
         env.close()
 print("end")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 

@@ -1,6 +1,7 @@
+import pytest
 from gymnasium.utils.env_checker import data_equivalence
 
-from mappa_envs.spaces import FreeText
+from mappa_envs.spaces import FreeText, prompt_space, state_space
 
 
 def test_contains_any_text_up_to_its_length() -> None:
@@ -25,3 +26,10 @@ def test_equality_and_json() -> None:
     assert FreeText().from_jsonable(FreeText().to_jsonable(["a", "é"])) == ["a", "é"]
     assert not FreeText().is_np_flattenable
     assert data_equivalence(FreeText(5), FreeText(5))
+
+
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
+def test_observations_and_states_can_be_sampled() -> None:
+    for space in (prompt_space(), state_space()):
+        space.seed(0)
+        assert all(space.sample() in space for _ in range(20))

@@ -225,3 +225,8 @@ def test_the_command_line_finds_an_answer_that_nothing_matches(
     shown = capsys.readouterr().out
     assert "'half': nothing matches its answer" in shown
     assert "1 problems looked at, 0 pairs are the same, 1 answers can never be given" in shown
+
+
+def test_the_command_line_needs_no_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["data", "check", write(tmp_path, [{"problem": "What is 1 + 1?", "answer": "2"}])]) == 0

@@ -17,7 +17,7 @@ from typing import Any
 from mappa_envs.sandbox.container import OWNER_LABEL
 from mappa_envs.sandbox.image_build import connect
 
-_SETTLE_TIMEOUT_S = 8.0
+_SETTLE_TIMEOUT_S = 30.0
 _WRITABLE = ("ws", "scratch", "tmp", "dev/shm")
 """Where a sandbox's root could hold files of an episode."""
 
@@ -69,12 +69,13 @@ def settle(kind: str, before: Census) -> Census:
 
 
 def steady(kind: str) -> Census:
-    """A census that stays the same for a moment: workers that wait for work are up again."""
+    """A census that stays the same for a while: workers that wait for work are up again."""
     seen: list[Census] = []
 
     def is_steady() -> bool:
+        time.sleep(0.05)
         seen.append(take_census(kind))
-        return len(seen) > 2 and seen[-1] == seen[-2] == seen[-3]
+        return len(seen) >= 5 and len(set(seen[-5:])) == 1
 
     wait_until(is_steady, _SETTLE_TIMEOUT_S)
     return seen[-1]
@@ -128,7 +129,7 @@ def children_of(pid: int) -> list[int]:
 def zygotes(pids: list[int]) -> list[int]:
     """Those among `pids` that fork workers: the oldest of each warm interpreter's family."""
     warm = [pid for pid in pids if "inside.start" in command(pid)]
-    return [pid for pid in warm if _parent(pid) not in warm]
+    return [pid for pid in warm if _parent(pid) not in (0, *warm)]  # 0: it has just ended
 
 
 def sandbox_pids(kind: str) -> list[int]:

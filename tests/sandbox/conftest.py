@@ -29,15 +29,17 @@ from sandbox_kit import (
     run_once,
 )
 
-from mappa_envs.sandbox import Limits, Sandbox, Workspace
+from mappa_envs.sandbox import Limits, Sandbox, Workspace, image_build
 
 
 @pytest.fixture(scope="session", params=["namespace", DOCKER])
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
     """The backend."""
     if request.param == "docker":
         need_docker()
-    return str(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(image_build, "CONNECT_TIMEOUT_S", 120)  # for each answer of a daemon that is busy
+        yield str(request.param)
 
 
 @pytest.fixture(scope="session")

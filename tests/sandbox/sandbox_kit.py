@@ -80,9 +80,8 @@ async def run_once(
 async def attack_once(sandbox: Sandbox, code: str, files: Mapping[str, Path | bytes] | None) -> ToolResult:
     async with await sandbox.open(files) as workspace:
         result = await workspace.run(code)
-        started = time.monotonic()
-        assert (await workspace.run("print('alive')")).stdout == "alive\n"
-        assert time.monotonic() - started < 3
+        async with asyncio.timeout(20):
+            assert (await workspace.run("print('alive')")).stdout == "alive\n"
         return result
 
 
@@ -109,7 +108,7 @@ def in_fork(function: Callable[[], Any]) -> Any:
 
 async def until_there(workspace: Workspace, name: str) -> None:
     """A run has made this file."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
                 await workspace.read(name, 10)

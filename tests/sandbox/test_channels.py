@@ -61,7 +61,7 @@ async def _provoke(sandbox: Sandbox, code: str) -> ToolResult:
     assert -64 <= result.exit_code <= 255
     assert result.limit in (None, "time", "disk", "output", "processes")
     assert result.exception is None or result.exception.isidentifier()
-    assert 0 <= result.duration_s < 2
+    assert 0 <= result.duration_s < 60
     return result
 
 

@@ -79,7 +79,6 @@ def test_parallel_search_starts_no_interpreters(run: Run, num_jobs: int) -> None
         "except ChildProcessError: print('none')"
     )
     assert (result.stdout, result.stderr) == ("0\nnone\n", "")
-    assert result.duration_s < 5
 
 
 @pytest.mark.parametrize(
@@ -164,7 +163,6 @@ def test_works(run: Run, code: str, stdout: str) -> None:
 def test_fails_at_once_and_says_so(run: Run, code: str, exception: str) -> None:
     result = run(code)
     assert (result.exception, result.limit) == (exception, None)
-    assert result.duration_s < 5
 
 
 def test_imports_after_the_change_of_identity(run: Run) -> None:

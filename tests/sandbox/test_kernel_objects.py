@@ -112,11 +112,11 @@ def test_nothing_is_more_urgent_than_its_watcher(run: Run) -> None:
 
 
 @unharmed
-def test_a_report_without_end_is_a_flood(impatient: Sandbox) -> None:
+def test_a_report_without_end_is_a_flood(sandbox: Sandbox) -> None:
     """Its descriptor is not meant for the code, which can find it all the same."""
 
     async def scenario() -> ToolResult:
-        async with await impatient.open() as workspace:
+        async with await sandbox.open() as workspace:
             return await workspace.run("import os\ndata = bytes(1 << 20)\nwhile True: os.write(4, data)")
 
     result = asyncio.run(scenario())

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from sandbox_kit import still_for
+from sandbox_kit import still_for, until_there
 
 from mappa_envs.sandbox import Sandbox, Workspace
 from mappa_envs.types import ToolResult
@@ -100,8 +100,11 @@ def test_runs_that_follow_at_once(play: Play) -> None:
 @pytest.mark.slow
 def test_a_cancelled_run_is_dead_before_the_next(play: Play) -> None:
     async def scenario(workspace: Workspace) -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(workspace.run(DAEMON + "while True: pass"), 0.4)
+        running = asyncio.create_task(workspace.run(DAEMON + "while True: pass"))
+        await until_there(workspace, "late")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
         result = await workspace.run("print('next')")
         assert (result.stdout, [record.path for record in result.files]) == ("next\n", ["late"])
         await still_for(workspace, "late")
@@ -115,7 +118,7 @@ def test_closing_kills(sandbox: Sandbox) -> None:
     async def scenario() -> None:
         workspace = await sandbox.open()
         running = asyncio.create_task(workspace.run(DAEMON + "while True: pass"))
-        await asyncio.sleep(0.2)
+        await until_there(workspace, "late")
         await workspace.close()
         with pytest.raises((asyncio.CancelledError, RuntimeError)):
             await running

@@ -57,18 +57,20 @@ def meet(sandbox: Sandbox) -> Meet:
 
 
 async def _meet(sandbox: Sandbox, attack: str) -> tuple[ToolResult, ToolResult]:
-    async with await sandbox.open() as house, await sandbox.open() as den:
-        victim = asyncio.create_task(house.run(VICTIM))
-        await until_there(house, "ready")
-        attacker = await den.run(attack)
-        attack_started = time.time() - attacker.duration_s
-        result = await victim
-    lines = result.stdout.splitlines()
-    assert lines[:2] == ["7 ['ready', 'secret.txt'] True", "True True"], result
-    assert (result.ok, result.stderr) == (True, "")
-    assert [record.path for record in result.files] == ["ready", "secret.txt"]
-    assert attack_started < float(lines[2]), "they did not run at the same time"
-    return result, attacker
+    for _ in range(5):  # on a busy machine the attack may come when the victim has gone
+        async with await sandbox.open() as house, await sandbox.open() as den:
+            victim = asyncio.create_task(house.run(VICTIM))
+            await until_there(house, "ready")
+            attacker = await den.run(attack)
+            attack_started = time.time() - attacker.duration_s
+            result = await victim
+        lines = result.stdout.splitlines()
+        assert lines[:2] == ["7 ['ready', 'secret.txt'] True", "True True"], result
+        assert (result.ok, result.stderr) == (True, "")
+        assert [record.path for record in result.files] == ["ready", "secret.txt"]
+        if attack_started < float(lines[2]):
+            return result, attacker
+    pytest.fail("they did not run at the same time")
 
 
 def test_signals(meet: Meet) -> None:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,20 @@ class Browser:
 
     def call(self, method: str, **params: Any) -> Any:
         """One command of the DevTools protocol and its result."""
+        answer = self._ask(method, params)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def _ask(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         self._number += 1
-        message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": dict(params)}
         if self._session:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._next()
             if answer.get("id") == self._number:
-                assert "error" not in answer, answer
-                return answer["result"]
+                return answer
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
@@ -91,9 +95,14 @@ class Browser:
     def wait_for(self, expression: str) -> None:
         """Until an expression holds."""
         deadline = time.monotonic() + WAIT_S
-        while not self.value(expression):
+        while not self._holds(expression):
             assert time.monotonic() < deadline, f"waited in vain for: {expression}"
             time.sleep(0.05)
+
+    def _holds(self, expression: str) -> bool:
+        """Not between two pages, of which the old one is gone and the new one is not there yet."""
+        answer = self._ask("Runtime.evaluate", {"expression": expression, "returnByValue": True})
+        return bool(answer.get("result", {}).get("result", {}).get("value"))
 
     def screen(self, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
         """The size of the window, and the user's taste."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import AGENTS, make_config, make_policies, make_samples, no_autocast
+from tiny import AGENTS, make_config, make_samples, no_autocast
 
 from mappa_train.distributed import ALONE, Ranks, join
 from mappa_train.learner import Learner
@@ -33,16 +33,21 @@ SHARDS = ((0, 2, 4, 5, 6, 7, 8, 10), (1, 3, 9, 11))
 Policies = FullPolicies | LoRAPolicies
 
 
-def float64_policies(folder: Path, policy: str = "full", *, checkpointing: bool = False) -> Policies:
+def float64_policies(folder: Path, policy: str = "full", **settings: Any) -> Policies:
     """Policies whose arithmetic hardly rounds; use within `no_autocast`."""
+    options: dict[str, Any] = {
+        "checkpointing": settings.get("gradient_checkpointing") == "on",
+        "frozen": settings.get("frozen_agents", "").split(","),
+        "shared": settings.get("shared_policy") == "on",
+    }
     policies = (
-        FullPolicies(folder, AGENTS, checkpointing=checkpointing)
+        FullPolicies(folder, AGENTS, **options)
         if policy == "full"
-        else make_policies(folder)
+        else LoRAPolicies(folder, AGENTS, rank=4, alpha=8, seed=0, **options)
     )
-    for agent in AGENTS:
-        policies.activate(agent).double()
-        with policies.reference(agent) as reference:
+    for name in policies.trained:
+        policies.activate(name).double()
+        with policies.reference(name) as reference:
             reference.double()
     return policies
 
@@ -75,28 +80,26 @@ def delta_of_updates(
         samples = make_samples(FullPolicies(folder, AGENTS), rets)
         chosen = samples if pick is None else [samples[k] for k in pick]
         patch.setattr("transformers.models.llama.modeling_llama.LlamaRMSNorm.forward", exact_norm)
-        policies = float64_policies(
-            folder, policy, checkpointing=settings.get("gradient_checkpointing") == "on"
-        )
-        before = torch.cat([flat(policies, agent) for agent in AGENTS])
+        policies = float64_policies(folder, policy, **settings)
+        before = torch.cat([flat(policies, name) for name in policies.names])
         state = torch.load(given, weights_only=True) if given is not None else None
-        for agent in AGENTS if state is not None else ():
-            policies.load_state(agent, state["weights"][agent])
+        for name in policies.names if state is not None else ():
+            policies.load_state(name, state["weights"][name])
         learner = Learner(policies, make_config(lr=1e-3, **settings), ranks)
         if state is not None:
             learner.load_state(state["learner"])
         for _ in range(updates):
             learner.update([of_version(sample, learner.version) for sample in chosen])
         if saved is not None:
-            weights = {agent: policies.state(agent) for agent in AGENTS}
+            weights = {name: policies.state(name) for name in policies.names}
             checkpoint = {"weights": weights, "learner": learner.state()}
             if ranks.is_first:
                 torch.save(checkpoint, saved)
-        return torch.cat([flat(policies, agent) for agent in AGENTS]) - before
+        return torch.cat([flat(policies, name) for name in policies.names]) - before
 
 
-def flat(policies: Policies, agent: str) -> torch.Tensor:
-    return torch.cat([whole(p).flatten().clone() for p in policies.parameters(agent)])
+def flat(policies: Policies, name: str) -> torch.Tensor:
+    return torch.cat([whole(p).flatten().clone() for p in policies.parameters(name)])
 
 
 def of_version(sample: SampleCredit, version: int) -> SampleCredit:

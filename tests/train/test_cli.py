@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -56,6 +57,7 @@ def set_trainer(monkeypatch: pytest.MonkeyPatch, train: Callable[..., None]) -> 
         ("--env dsbench", "did you mean dsbench-v0?"),
         ("--tasks embeded", "did you mean embedded?"),
         ("--model smollm-135m", "did you mean smollm2-135m?"),
+        ("--model tinny", "did you mean tiny?"),
         ("--coach rubrik", "did you mean rubric?"),
         ("--sandbox unsafe-local", "isolates nothing"),
         ("--sandbox dcoker", "did you mean docker?"),
@@ -280,6 +282,32 @@ def test_a_log_without_room_is_silent(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == ""
 
 
+def test_a_reader_who_leaves_at_the_end_interrupts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `python -m mappa_train export RUN | true`: the words are still in a buffer when all is done."""
+
+    def done(arguments: list[str], place: cli._Place) -> int:
+        place.run = tmp_path
+        print("done")
+        return 0
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(cli, "_dispatch", done)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert cli.main([]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_stdout_there_is_nothing_to_complain_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `>&-`, and in some services."""
+    monkeypatch.setattr(cli, "_dispatch", lambda arguments, place: 0)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.main([]) == 0
+
+
 @pytest.mark.slow
 def test_a_reader_who_leaves_interrupts_the_run() -> None:
     """As in `python -m mappa_train | head -1`: it is neither done (0) nor has it crashed (1)."""
@@ -462,7 +490,7 @@ def test_evaluation_prints_writes_and_shows_a_table(
         done = (make_episode(),) * 8
         return EvalResult(episodes=done, table=EvalTable.of(done, figures))
 
-    set_module(monkeypatch, "evaluate", evaluate=evaluate)
+    monkeypatch.setattr("mappa_train.evaluate.evaluate", evaluate)
     assert cli.main(["eval", "here", "--episodes", "8", "--json", "copy.json"]) == 0
     assert asked == [("step-000002", "test", 8)]
     out = capsys.readouterr().out

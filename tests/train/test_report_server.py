@@ -23,7 +23,7 @@ from mappa_train.report.server import Pages, open_server, run_command
 @contextmanager
 def serving(run: RunFolder) -> Iterator[int]:
     """The port at which a run is served."""
-    with open_server(Pages(run.path), free_port()) as opened:
+    with open_server(Pages(run.path), None) as opened:
         thread = threading.Thread(target=opened.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -31,12 +31,6 @@ def serving(run: RunFolder) -> Iterator[int]:
         finally:
             opened.shutdown()
             thread.join()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def ask(port: int, path: str = "/", method: str = "GET", host: str | None = None) -> tuple[HTTPResponse, str]:

@@ -174,6 +174,7 @@ def test_an_episode_whose_sandbox_failed_is_run_again() -> None:
     rollouts = run(plans, engine, script=failing(2))
     assert [r.episode.stop_reason for r in rollouts] == [StopReason.DONE] * 3
     assert [len(r.actions) for r in rollouts] == [2, 2, 2]
+    assert [r.num_reruns for r in rollouts] == [0, 2, 0]
     asked = Counter(r.key for batch in engine.batches for r in batch)
     assert asked == {(7, 3, k, turn): 3 if (k, turn) == (1, 0) else 1 for k in range(3) for turn in (0, 1)}
     assert facts(rollouts) == facts(run(plans, FakeEngine(), script=failing(0)))
@@ -195,7 +196,7 @@ class Unsteady(FakeSandbox):
 
 def test_an_episode_that_finds_no_workspace_is_begun_again() -> None:
     (rollout,) = run(make_plans([None]), FakeEngine(), sandbox=Unsteady(2))
-    assert rollout.episode.stop_reason is StopReason.DONE
+    assert (rollout.episode.stop_reason, rollout.num_reruns) == (StopReason.DONE, 2)
     with pytest.raises(SandboxError, match="episode 0: the sandbox failed 3 times: the sandbox process is"):
         run(make_plans([None]), FakeEngine(), sandbox=Unsteady(3))
 

@@ -276,6 +276,24 @@ def test_learning_begins_at_a_warm_start(
     assert cli.main(["resume", str(run)]) == 0
 
 
+@pytest.mark.slow
+def test_tasks_of_ones_own_need_no_val_among_them(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task, warm = tmp_path / "tasks" / "houses", tmp_path / "warm"
+    task.mkdir(parents=True)
+    (task / "task.toml").write_text('metric = "rmse"\nid = "id"\ntargets = ["price"]\n')
+    (task / "train.csv").write_text("id,rooms,price\n1,3,100\n2,2,90\n3,4,120\n")
+    (task / "test.csv").write_text("id,rooms\n4,3\n5,2\n")
+    (task / "answers.csv").write_text("id,price\n4,95\n5,80\n")
+    same = ["--model", str(folder), "--max-new-tokens", "16", "--lora-rank", "4"]
+    assert cli.main(["sft", *same, "--tasks", str(task.parent), "--epochs", "1", "--out", str(warm)]) == 0
+    assert "nothing is measured beside what is learned" in caplog.text
+    figures = json.loads((warm / "sft.json").read_text())
+    assert {agent["val_after"] for agent in figures.values()} == {None}
+    assert all(agent["num_examples"] == 1 for agent in figures.values())
+
+
 def test_a_warm_start_is_not_resumed(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,12 +69,11 @@ def test_tokens_times_and_throughput() -> None:
     assert (line["time/sandbox"], line["time/coach"], line["time/learn"]) == (2.0, 1.0, 1.0)
 
 
-def test_a_failed_sandbox_counts_under_stop_only() -> None:
-    infra = make_rollout(1, make_episode((0.0,), stop_reason=StopReason.INFRA, success=False, outcome=None))
-    line = make_line(1, [make_rollout(0), infra])
-    assert line["episodes"] == 1
-    assert line["outcome/success"] == 1.0
-    assert (line["stop/infra"], line["stop/done"]) == (1, 1)
+def test_attempts_that_the_sandbox_ended_count_under_stop_only() -> None:
+    calm = [make_rollout(0), make_rollout(1)]
+    line = make_line(1, [calm[0], replace(calm[1], num_reruns=2)])
+    assert (line["stop/infra"], line["stop/done"]) == (2, 2)
+    assert line | {"stop/infra": 0} == make_line(1, calm)
 
 
 def test_outcomes_and_tool_errors() -> None:
@@ -127,6 +126,15 @@ def test_keys_come_from_team_and_tasks() -> None:
     keys = MetricKeys.of(("x_0",), tasks)
     assert keys.task_types == ("a", "b")
     assert keys.outcome_metrics[-2:] == ("relative", "suspicious")
+    assert keys.outcome_metrics == MetricKeys.of(("x_0",), tasks, ("accuracy", "fair_f1")).outcome_metrics
+
+
+def test_the_envs_own_metrics_are_among_the_outcomes() -> None:
+    keys = MetricKeys.of(AGENTS, [], ("correct", "answered", "fair_answered"))
+    given = replace(make_rollout(0).episode, metrics={"correct": 0.0, "answered": 1.0})
+    line = step_metrics(1, [replace(make_rollout(0), episode=given)], {}, keys=keys, timings={}, time_s=1.0)
+    assert (line["outcome/correct"], line["outcome/answered"]) == (0.0, 1.0)
+    assert "outcome/fair_answered" not in line
 
 
 def test_events_hold_the_defined_figures(tmp_path: Path) -> None:

@@ -30,13 +30,14 @@ def test_a_resumed_run_goes_on_under_its_id(tmp_path: Path, monkeypatch: pytest.
     run = make_run(tmp_path / "run", wandb="team", coach="llm:x/y", coach_base_url="http://me:secret@here/v1")
     seen = []
     for step in (1, 2):
+        if step > 1:
+            time.sleep(1.1)  # wandb names the folder of a run by the second
         writer = WandbWriter(run.config(), run)
         seen.append((wandb.run.id, wandb.run.project, wandb.run.name))
         assert "coach_base_url" not in dict(wandb.run.config)
         assert wandb.run.config["steps"] == 3
         writer.write({"step": step, "score/mean": 4.5, "clipfrac/a": None})
         writer.close()
-        time.sleep(1.1)  # wandb names the folder of a run by the second
     assert seen[0] == seen[1]
     assert seen[0][1:] == ("team", "run")
     # One file of records for each of the two, which name the figures as they are.

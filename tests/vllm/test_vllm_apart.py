@@ -88,9 +88,9 @@ def test_processes_end_with_their_owner_and_leave_the_one_that_inherits_them(
         family = {name: psutil.Process(int(pid)) for name, pid in pairs}
         for name in killed:
             family[name].kill()
-        psutil.wait_procs([family[name] for name in killed], timeout=30)
+        psutil.wait_procs([family[name] for name in killed], timeout=120)
         (tmp_path / "go").touch()
-        _, alive = psutil.wait_procs([family[name] for name in ("core", "worker")], timeout=30)
+        _, alive = psutil.wait_procs([family[name] for name in ("core", "worker")], timeout=120)
         for process in alive:
             process.kill()
         assert alive == []
@@ -183,7 +183,7 @@ def test_a_start_that_fails_says_so_and_ends_what_has_started_in_order(
 
     monkeypatch.setattr(vllm_async, "prepare", lambda **options: None)
     monkeypatch.setattr(vllm_async, "start_own_processes", start)
-    policies: Any = SimpleNamespace(agents=("a", "b"), sampler=lambda agent: None)
+    policies: Any = SimpleNamespace(names=("a", "b"), sampler=lambda policy: None)
     sampling: Any = SimpleNamespace(context_tokens=512)
     engine = vllm_async.AsyncVllmEngine(
         policies, Path(), sampling, probe_ids=torch.tensor([1]), gpus=[(1,), (2,)], backend="file"

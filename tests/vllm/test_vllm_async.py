@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -26,7 +27,7 @@ from mappa_train.engine.base import StreamEngine
 from mappa_train.engine.vllm_async import AsyncVllmEngine
 from mappa_train.engine.vllm_setup import why_no_own_processes, why_not
 from mappa_train.engine.vllm_weights import SyncError
-from mappa_train.types import GenerationRequest
+from mappa_train.types import Generation, GenerationRequest
 
 WHY_NOT = why_not() or why_no_own_processes()
 
@@ -58,8 +59,12 @@ def bench(started: Bench) -> Bench:
 
 def unfinished(bench: Bench) -> int:
     """Requests that are under way, here or in a process of vLLM's."""
-    inside = [remote.engine.get_num_unfinished_requests() for remote in bench.engine._remotes]
-    return len(bench.engine._running) + sum(inside)
+    return len(bench.engine._running) + inside(bench)
+
+
+def inside(bench: Bench) -> int:
+    """Those that vLLM has taken."""
+    return sum(remote.engine.get_num_unfinished_requests() for remote in bench.engine._remotes)
 
 
 def test_every_agent_samples_from_its_own_fresh_weights(bench: Bench) -> None:
@@ -116,6 +121,18 @@ def test_at_the_deadline_the_tokens_so_far_come_back(bench: Bench) -> None:
     settle(bench)
 
 
+async def begun(bench: Bench, count: int) -> list[asyncio.Task[Any]]:
+    """So many requests, in the moment when vLLM has taken some of them."""
+    tasks = [asyncio.create_task(bench.engine.agenerate(item)) for item in requests(count, agents=TWO)]
+
+    def wait() -> None:
+        while not inside(bench) and not all(task.done() for task in tasks):
+            time.sleep(0.001)
+
+    await asyncio.to_thread(wait)
+    return tasks
+
+
 def settle(bench: Bench) -> None:
     """Have vLLM's loop do all that was asked for by now, and find nothing left."""
     for remote in bench.engine._remotes:
@@ -125,9 +142,8 @@ def settle(bench: Bench) -> None:
 
 def test_cancelling_frees_requests_and_the_next_sync_goes_on(bench: Bench) -> None:
     async def cancelled(*, all_at_once: bool) -> list[Any]:
-        tasks = [asyncio.create_task(bench.engine.agenerate(item)) for item in requests(8, agents=TWO)]
-        await asyncio.sleep(0.05)
-        with pytest.raises(RuntimeError, match="sync while 8 requests are under way"):
+        tasks = await begun(bench, 8)
+        with pytest.raises(RuntimeError, match=r"sync while \d requests are under way"):
             bench.sync()
         if all_at_once:
             bench.engine.cancel()
@@ -138,7 +154,9 @@ def test_cancelling_frees_requests_and_the_next_sync_goes_on(bench: Bench) -> No
 
     for all_at_once in (True, False):
         found = asyncio.run(cancelled(all_at_once=all_at_once))
-        assert all(isinstance(item, asyncio.CancelledError) for item in found)
+        # Some may have been done by then.
+        assert any(isinstance(item, asyncio.CancelledError) for item in found)
+        assert all(isinstance(item, asyncio.CancelledError | Generation) for item in found)
         settle(bench)
         bench.sync()
         assert_fresh(bench, requests(2), bench.sample(requests(2)))
@@ -156,8 +174,7 @@ def test_a_dead_process_is_a_clean_error_for_all_who_wait(bench: Bench) -> None:
     worker = next(p for p in children() if p not in bench.others and "Worker" in "".join(p.cmdline()))
 
     async def everything() -> list[Any]:
-        tasks = [asyncio.create_task(bench.engine.agenerate(item)) for item in requests(40, agents=TWO)]
-        await asyncio.sleep(0.05)
+        tasks = await begun(bench, 40)
         worker.kill()
         return await asyncio.gather(*tasks, return_exceptions=True)
 

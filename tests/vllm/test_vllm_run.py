@@ -16,6 +16,7 @@ from mappa_envs.testing import FakeCoach, FakeSandbox
 from mappa_train import team, trainer
 from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config
+from mappa_train.engine import vllm as vllm_engine
 from mappa_train.engine.vllm import VllmEngine
 from mappa_train.engine.vllm_async import AsyncVllmEngine
 from mappa_train.engine.vllm_setup import why_no_own_processes, why_not
@@ -85,6 +86,21 @@ def test_a_run_learns_and_one_that_skips_a_sync_ends_and_can_be_resumed(
     # Adapters, with engines that are started anew.
     trainer.train(config, RunFolder.open(run.path), SilentProgress(), resume=True)
     assert steps_of(run) == [1, 2]
+
+
+def test_a_run_with_one_policy_for_all_learns_from_one_engine(
+    known: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    start = vllm_engine.start_engine
+    monkeypatch.setattr(
+        vllm_engine, "start_engine", lambda *a, **o: (started.append(start(*a, **o)), started[-1])[1]
+    )
+    config = resolve(known | {"out": tmp_path / "run", "lora_rank": 4, "shared_policy": "on"})
+    run = RunFolder.create(config)
+    trainer.train(config, run, SilentProgress())
+    assert steps_of(run) == [1, 2]
+    assert len(started) == 1
 
 
 @pytest.mark.skipif(why_no_own_processes() is not None, reason=f"{why_no_own_processes()}")
