@@ -72,12 +72,22 @@ def extract_code(text: str) -> tuple[str, ...]:
     the middle of a line. It ends at a fence of at least that length at the start or the end of a line, or
     with the text. Code on the opening line counts. Blocks in other languages are passed over.
     """
+    scanner = _scan(text)
+    scanner.close()
+    return tuple(scanner.blocks)
+
+
+def leaves_block_open(text: str) -> bool:
+    """Does the message end within a block, of Python or of something else?"""
+    return _scan(text).fence > 0
+
+
+def _scan(text: str) -> _Scanner:
     body = _without_last_marker(strip_reasoning(text)).replace("\r\n", "\n")
     scanner = _Scanner()
     for line in body.split("\n"):
         scanner.feed(line)
-    scanner.close()
-    return tuple(scanner.blocks)
+    return scanner
 
 
 def _without_last_marker(text: str) -> str:

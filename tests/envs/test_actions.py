@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mappa_envs.actions import END_MARKERS, extract_code, handover_text, sanitize, strip_reasoning
+from mappa_envs.actions import (
+    END_MARKERS,
+    extract_code,
+    handover_text,
+    leaves_block_open,
+    sanitize,
+    strip_reasoning,
+)
 
 T = "```"
 PIECES = ["```", "````", "python", "py", "bash", "\n", " ", "  ", "\t", "<think>", "</think>", "x = 1"]
@@ -72,6 +79,23 @@ def test_a_fenced_block_comes_back_whole(code: str, reasoning: str) -> None:
     code = code.strip()
     hidden = reasoning.replace("</think>", "")
     assert extract_code(f"<think>{hidden}</think>\n{T}python\n{code}\n{T}\nbye") == (code,)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open"),
+    [
+        ("no code", False),
+        (f"{T}python\nprint(1)\n{T}", False),
+        (f"{T}python\nprint(1)", True),
+        (f"Here it is: {T}python\nprint(1)\n{T}\n", False),
+        (f"Here it is: {T}python\nprint(1)", True),
+        (f"{T}python\nprint(1){T}", False),
+        (f"{T}python\nprint(1)\n{T}\nIt prints:\n{T}\n1", True),
+        (f"<think>{T}python\n</think>{T}py\n1\n{T}<|im_end|>\n", False),
+    ],
+)
+def test_a_message_that_ends_within_a_block(text: str, is_open: bool) -> None:
+    assert leaves_block_open(text) == is_open
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def _between(knots: Sequence[tuple[float, float]], value: float) -> float:
 def _what_ran(e: Evidence) -> str:
     if not e.has_code:
         return "a hand-over without code" if e.done else "no code to run"
-    fence = "" if e.closed else " from a fence that was never closed"
+    fence = "" if e.closed else " of a message that leaves a block open"
     return f"the code{fence} ran to its end" if e.ok else f"the code{fence} ended with {e.failure}"
 
 

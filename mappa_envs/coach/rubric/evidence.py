@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mappa_envs.actions import extract_code, strip_reasoning
+from mappa_envs.actions import extract_code, leaves_block_open
 from mappa_envs.coach.base import CoachRequest
 from mappa_envs.coach.rubric.checks import GRAVE, SERIOUS, Finding
 from mappa_envs.coach.rubric.faults import facts_of, intended, mistakes, remarks_on
@@ -27,8 +27,6 @@ OWN_BUGS = UNPARSED | {"NameError", "UnboundLocalError", "ImportError", "ModuleN
 
 NOT_TRIED = "predict() was not tried"
 """The inspector's remark on a model without a table to try it on."""
-
-_FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +86,7 @@ def gather(request: CoachRequest) -> Evidence:
     share = 1 / len(files) if files else 0.0
     found = Evidence(
         has_code=tool is not None,
-        closed=len(_FENCE.findall(strip_reasoning(turn.action))) % 2 == 0,
+        closed=not leaves_block_open(turn.action),
         parsed=tool is not None and tool.exception not in UNPARSED,
         ok=tool is not None and tool.ok,
         failure=_failure(turn),

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mappa_envs.actions import extract_code, strip_reasoning
+from mappa_envs.actions import extract_code, leaves_block_open
 from mappa_envs.coach.base import CoachRequest
 from mappa_envs.coach.rubric.blame import lowered
 from mappa_envs.coach.rubric.maths_corrections import correction
@@ -143,7 +143,7 @@ def judge(request: CoachRequest) -> CoachScore:
         past=tuple(facts_of(turn, problem) for turn in request.episode.turns),
     )
     found = _with_outcome(team, _judge(team))
-    closed = strip_reasoning(request.turn.action).count("```") % 2 == 0
+    closed = not leaves_block_open(request.turn.action)
     points = found.points - (0.5 if request.turn.tool is not None and not closed else 0.0)
     outcome = request.outcome
     return CoachScore(
