@@ -26,7 +26,7 @@ from mappa_envs.stats import bootstrap_interval, mean, wilson
 from mappa_envs.types import Episode, StopReason
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderResult
 
     from mappa_envs.pipeline import PipelineEnv
 
@@ -133,12 +133,10 @@ class EvalTable:
             "tasks": {row.name: row.to_json() for row in self.tasks},
         }
 
-    def __rich__(self) -> RenderableType:
-        from rich.console import Group
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from mappa_envs.evaluation_view import evaluation_tables
 
-        from mappa_envs.evaluation_view import by_task, summary
-
-        return Group(summary(self), *(by_task(self, row.name) for row in self.task_types))
+        return evaluation_tables(self, options.max_width)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ LEVEL, Z = 0.95, 1.959964
 """Of an interval, and where the normal distribution has its bounds."""
 DRAWS = 2000
 """Of a bootstrap; always the same ones."""
+MIN_TASKS = 5
+"""What is shown to people has no interval of a bootstrap over fewer tasks: it is too narrow, and lopsided."""
 
 
 def mean(values: Iterable[float | None]) -> float | None:

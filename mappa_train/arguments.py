@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -34,6 +35,10 @@ _SFT_SETTINGS = (
     *("max_actions", "prompt_style", "visibility", "handover", "max_new_tokens", "token_budget", "out"),
     *("lr", "weight_decay", "max_grad_norm", "epochs", "gradient_checkpointing"),
 )
+
+
+_OF_FITTING = ("out", "seed", "lr", "weight_decay", "max_grad_norm", "epochs")
+"""Those of them that say how a warm start is learned and where it goes: a run from it need not share them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -102,6 +107,16 @@ def _add_sft(parser: Parser) -> None:
         help="imitate these actions, not the expert's: a file or folder of `export`; may be repeated",
     )
     _add_some_settings(parser, lambda name: name in _SFT_SETTINGS)
+
+
+def learn_from(warm_start: Path, options: argparse.Namespace) -> str:
+    """The command for a run that begins from a warm start made with these options."""
+    given = {name: value for name, value in vars(options).items() if name in _SFT_SETTINGS}
+    words = ["python", "-m", "mappa_train"]
+    for name, value in given.items():
+        if name not in _OF_FITTING:
+            words += ["--" + name.replace("_", "-"), value]
+    return shlex.join([*words, "--init", str(warm_start)])
 
 
 def _add_resume(parser: Parser) -> None:

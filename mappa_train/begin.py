@@ -19,6 +19,11 @@ Say = Callable[[str], None]
 """Tells the user of something that takes long, such as a download."""
 
 
+def say_loading(config: Config, say: Say) -> None:
+    """To be said before a wait: torch alone may take half a minute to import."""
+    say(f"loading torch and {config.model} …")
+
+
 def begin_run(config: Config, say: Say) -> RunFolder:
     """A new run folder, after all that can be checked before.
 
@@ -32,6 +37,7 @@ def begin_run(config: Config, say: Say) -> RunFolder:
     check_frozen(config, env.possible_agents)
     start = find_start(config, env.possible_agents)
     check_engine(config)
+    say_loading(config, say)
     try_out(env.coach)
     loaded = model.load_pretrained(config.model, say=say)
     # Each rank does so again before it loads anything; here, so that no folder is left behind.

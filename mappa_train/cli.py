@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from mappa_envs.errors import ConfigError, MappaError, UnavailableError, install_hint
-from mappa_train.arguments import parse
+from mappa_train.arguments import learn_from, parse
 from mappa_train.config import Config, did_you_mean, field_types
 from mappa_train.files import disk_fault, user_path
 from mappa_train.launch import check_launched, launch, num_launched, to_go_on
@@ -251,12 +251,14 @@ def _begin(config: Config, place: _Place) -> tuple[RunFolder, Ranks]:
 
 
 def _sft(options: argparse.Namespace, place: _Place) -> int:
+    from mappa_train.begin import say_loading
     from mappa_train.checkpoint import RunFolder, planned_path
 
     config = _settings(options)
     config = dataclasses.replace(config, out=str(planned_path(config, kind="sft-")))
     _check_names(config)
     _check_packages()
+    say_loading(config, _say)
     from contextlib import closing
 
     from rich.console import Console
@@ -265,6 +267,7 @@ def _sft(options: argparse.Namespace, place: _Place) -> int:
     from mappa_train.memory import check_memory, out_of_memory
     from mappa_train.model import load_pretrained
     from mappa_train.plan import make_env
+    from mappa_train.policies import pick_device
     from mappa_train.team import open_team
 
     examples = [example for path in options.data for example in sft.read_examples(path)]
@@ -276,12 +279,12 @@ def _sft(options: argparse.Namespace, place: _Place) -> int:
         lessons = sft.prepare(config, team, examples, say=_say)
         run = RunFolder.create(config, model)
         place.run = run.path
+        _say(f"run {run.path}: {config.model} on {pick_device()}")
         console = Console(highlight=False)
         log_to(run.log_path, console)
         results = sft.warm_start(config, run, team.policies, lessons, say=_say)
     console.print(sft.table(results))
-    shared = " --shared-policy on" if config.shared_policy == "on" else ""
-    print(f"begin learning from it with: python -m mappa_train --env {config.env} --init {run.path}{shared}")
+    print(f"begin learning from it with: {learn_from(run.path, options)}")
     return 0
 
 
@@ -312,8 +315,10 @@ def _resume(options: argparse.Namespace, place: _Place) -> int:
     place.run = run.path
     if config.learners_per_agent > num_launched():
         return launch(config.learners_per_agent, place.arguments)
-    from mappa_train.begin import go_on
+    from mappa_train.begin import go_on, say_loading
 
+    if place.is_first:
+        say_loading(config, _say)
     ranks = place.join()
     if ranks.is_first:
         go_on(config, run, options.steps, _say)
@@ -371,9 +376,12 @@ def _eval(options: argparse.Namespace, place: _Place) -> int:
     log_to(run.log_path, console)
     place.run, place.learns = run.path, False
     progress = PlainProgress(console)
-    result = evaluate(
-        config, checkpoint.folder, split=options.split, episodes=options.episodes, progress=progress
-    )
+    try:
+        result = evaluate(
+            config, checkpoint.folder, split=options.split, episodes=options.episodes, progress=progress
+        )
+    finally:
+        progress.stop()
     console.print(f"step {checkpoint.step}, {options.split} tasks", result.table)
     for path in keep_figures(run.path, checkpoint.step, options.split, result.table, options.json):
         print(f"figures: {path}")

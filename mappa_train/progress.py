@@ -5,6 +5,9 @@ No text of an agent is ever printed here, and nothing is read as markup.
 
 from __future__ import annotations
 
+import shlex
+import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -19,12 +23,17 @@ from rich.text import Text
 from mappa_envs.evaluation import artifact_rate
 from mappa_train.checkpoint import RunFolder
 from mappa_train.report import read_episodes
+from mappa_train.run_log import harmless
 
 Line = Mapping[str, Any]
 
 
 PHASE_INTERVAL_S = 15.0
 """Between two lines about one step, where nobody watches a display."""
+_LOOK_S = 1.0
+"""How often it is looked at whether a line is due."""
+_STOP_S = 5.0
+"""What a line under way gets at the end; nobody may be reading the pipe."""
 
 
 class Progress(Protocol):
@@ -80,13 +89,20 @@ class SilentProgress:
 
 
 class PlainProgress:
-    """For logs and pipes: one line a step, and between them a sign of life now and then."""
+    """For logs and pipes: one line a step, and between them a sign of life every `PHASE_INTERVAL_S`.
+
+    A thread gives it, from the first `phase` to `stop`: one batch of samples may take minutes, and meanwhile
+    nobody calls.
+    """
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.total, self.first_step, self.done = 0, 1, 0
         self.agents: tuple[str, ...] = ()
-        self.began = self.spoke = time.monotonic()
+        self.began = self.spoke = self._since = time.monotonic()
+        self._phase = ("", 0, 0)
+        self._ended = threading.Event()
+        self._speaker = threading.Thread(target=self._speak, name="mappa-progress", daemon=True)
 
     def start(self, total_steps: int, agents: Sequence[str], first_step: int = 1) -> None:
         self._begin(total_steps, agents, first_step)
@@ -97,23 +113,43 @@ class PlainProgress:
         self.done, self.began = first_step - 1, time.monotonic()
 
     def phase(self, name: str, done: int, total: int) -> None:
-        # A line for each episode would bury the steps.
-        if time.monotonic() - self.spoke >= PHASE_INTERVAL_S:
-            step = f"step {self.done + 1}/{self.total}: " if self.total else ""
-            unit = "agents" if name == "learn" else "episodes"
-            self.say(f"{step}{name} {done}/{total} {unit}")
+        if name != self._phase[0]:
+            self._since = time.monotonic()
+        self._phase = (name, done, total)
+        if self._speaker.ident is None and not self._ended.is_set():
+            self._speaker.start()
+
+    def _speak(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            # A line for each episode would bury the steps.
+            if not self._phase[0] or time.monotonic() - self.spoke < PHASE_INTERVAL_S:
+                continue
+            try:
+                self.say(self._sign_of_life())
+            except (BrokenPipeError, SystemExit):  # rich makes the second of the first
+                # Whoever read our words has left. A signal, since the main thread may be waiting.
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return
+            except OSError:
+                return  # the run itself meets it at its next line, and ends with it
+
+    def _sign_of_life(self) -> str:
+        name, done, total = self._phase
+        step = f"step {self.done + 1}/{self.total}: " if self.total else ""
+        unit = "agents" if name == "learn" else "episodes"
+        return f"{step}{name} {done}/{total} {unit}, {duration(time.monotonic() - self._since)}"
 
     def say(self, line: str) -> None:
         self.spoke = time.monotonic()
         self.console.print(Text(line), soft_wrap=True)
 
     def step(self, metrics: Line) -> None:
-        self.done = int(metrics["step"])
+        self.done, self._phase = int(metrics["step"]), ("", 0, 0)
         scores = " ".join(f"{agent} {number(metrics.get(f'score/{agent}'))}" for agent in self.agents)
         parts = [
             f"step {self.done}/{self.total}",
             f"score {number(metrics.get('score/mean'))} ({scores})",
-            f"success {percent(metrics.get('outcome/success'))}",
+            f"success rate {percent(metrics.get('outcome/success'))}",
             f"{number(metrics.get('throughput/tokens_per_s'), 0)} tokens/s",
             f"{duration(self.elapsed_s)} gone, {duration(self.left_s)} left",
         ]
@@ -130,7 +166,9 @@ class PlainProgress:
         )
 
     def stop(self) -> None:
-        """There is nothing to stop."""
+        self._ended.set()
+        if self._speaker.is_alive():
+            self._speaker.join(_STOP_S)
 
     @property
     def elapsed_s(self) -> float:
@@ -181,7 +219,8 @@ class LiveProgress(PlainProgress):
         bar = ProgressBar(total=self.total, completed=self.done + _share(name, done, total), width=60)
         rows: list[tuple[str, str, Callable[[float | None], str]]] = [("mean score", "score/mean", number)]
         rows += [(f"score {agent}", f"score/{agent}", number) for agent in self.agents]
-        rows += [("success", "outcome/success", percent), ("tokens/s", "throughput/tokens_per_s", number)]
+        rows += [("success rate", "outcome/success", percent)]
+        rows += [("tokens/s", "throughput/tokens_per_s", number)]
         table = Table("", "first step", "last step", box=None, pad_edge=False)
         for title, key, show in rows:
             table.add_row(Text(title), show(self._first.get(key)), show(self._now.get(key)))
@@ -190,8 +229,15 @@ class LiveProgress(PlainProgress):
             where = f"val (step {first['step']}, {last['step']})"
             table.add_row(f"outcome on {where}", number(first["eval/outcome"]), number(last["eval/outcome"]))
             before, now = first.get("eval/success_rate"), last.get("eval/success_rate")
-            table.add_row(f"success on {where}", percent(before), percent(now))
-        return Group(head, bar, table)
+            table.add_row(f"success rate on {where}", percent(before), percent(now))
+        # A bar ends without a newline; its padding brings one.
+        return Group(head, Padding(bar), table)
+
+
+def opening(run_path: Path, model: str, device: str) -> str:
+    """Which run begins, on what, and how to look at it meanwhile."""
+    path = shlex.quote(str(run_path))
+    return harmless(f"run {path}: {model} on {device}; look at it: python -m mappa_train view {path}")
 
 
 def _share(name: str, done: int, total: int) -> float:
@@ -201,21 +247,23 @@ def _share(name: str, done: int, total: int) -> float:
 
 
 def comparison(first: Line, last: Line, agents: Sequence[str], run_path: Path) -> Table:
-    """The first step against the last one."""
-    table = Table("", f"step {first['step']}", f"step {last['step']}", "change")
+    """The first step against the last one; where these are the same, its figures alone."""
+    names = [f"step {first['step']}", f"step {last['step']}", "change"]
+    num_shown = 1 if first["step"] == last["step"] else 3
+    table = Table("", *names[:num_shown])
     for column in table.columns[1:]:
         column.justify = "right"
     rows = [(f"score {agent}", f"score/{agent}") for agent in agents]
     for title, key in [*rows, ("score of all", "score/mean")]:
-        table.add_row(
-            Text(title), number(first.get(key)), number(last.get(key)), change(first.get(key), last.get(key))
-        )
+        before, after = first.get(key), last.get(key)
+        cells = [number(before), number(after), change(before, after)]
+        table.add_row(Text(title), *cells[:num_shown])
     rates = [("success rate", first.get("outcome/success"), last.get("outcome/success"))]
     valid = [artifact_rate(read_episodes(run_path, int(line["step"]))) for line in (first, last)]
     rates.append(("valid artifacts", valid[0], valid[1]))
     for title, before, after in rates:
         points = "–" if before is None or after is None else f"{100 * (after - before):+.0f} pts"
-        table.add_row(title, percent(before), percent(after), points)
+        table.add_row(title, *[percent(before), percent(after), points][:num_shown])
     return table
 
 

@@ -40,7 +40,7 @@ from mappa_train.metrics import EventWriter, MetricKeys, MetricLine, evaluation_
 from mappa_train.monitors import CoachMonitor
 from mappa_train.players import OwnTeam, Players, RolloutWorkers
 from mappa_train.policies import pick_device
-from mappa_train.progress import Progress
+from mappa_train.progress import Progress, opening
 from mappa_train.report import read_episodes, write_report
 from mappa_train.rollout import RolloutTimes, plans_of
 from mappa_train.router import frozen_names
@@ -98,6 +98,7 @@ def train(
         count_earlier(coach, run)
         if ranks.is_first:
             log_start(config, run, loop.keys.agents, str(pick_device()), done)
+        progress.say(opening(run.path, config.model, str(pick_device())))
         progress.start(config.steps, loop.keys.agents, first_step=done + 1)
         try:
             if has_budget(coach):

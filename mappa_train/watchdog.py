@@ -61,9 +61,16 @@ class Watchdog:
         parts = []
         for whom, members in sorted(groups.items(), key=lambda item: -len(item[1])):
             age_s, episode = max(members)
-            parts.append(f"{len(members)} for {whom} (episode {episode} for {age_s:.0f} s)")
+            number, longest = (
+                ("1 episode", "") if len(members) == 1 else (f"{len(members)} episodes", "longest: ")
+            )
+            parts.append(f"{number} for {whom} ({longest}episode {episode}, for {age_s:.0f} s)")
         who = "; ".join(parts) or "no episode is under way"
-        return f"{self._where}: nothing has moved for {now - self._moved:.0f} s. Waiting: {who}"
+        idle_s = now - self._moved
+        return (
+            f"{self._where}: no episode has got any further for {idle_s:.0f} s; a slow machine may just need "
+            f"longer. Waiting: {who}"
+        )
 
     def _watch(self) -> None:
         pause_s = self._limit_s

@@ -23,7 +23,10 @@ __all__ = ["answer_of", "register_gymnasium"]
 
 
 def register_gymnasium() -> None:
-    """Make every environment known to `gymnasium.make` as "mappa/<id>". `import mappa_envs` does it."""
+    """Make every environment known to `gymnasium.make` as "mappa/<id>".
+
+    `import mappa_envs` does it, and so does `gymnasium.make("mappa_envs:mappa/<id>")`, which imports that.
+    """
     for env_id in list_envs():
         name = f"mappa/{env_id}"
         if name not in gymnasium.registry:

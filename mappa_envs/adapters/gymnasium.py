@@ -1,7 +1,7 @@
 """One seat of a team as a Gymnasium environment; given policies play the others.
 
-    >>> import gymnasium, mappa_envs
-    >>> env = gymnasium.make("mappa/dsbench-v0", seat="modeler_0", others=policy)
+    >>> import gymnasium
+    >>> env = gymnasium.make("mappa_envs:mappa/dsbench-v0", seat="modeler_0", others=policy)
     >>> observation, info = env.reset(seed=0)
     >>> observation, reward, terminated, truncated, info = env.step("```python\\n...\\n```")
 
@@ -150,7 +150,7 @@ def make_seat(
     others: Policy | Mapping[str, Policy] | None = None,
     **arguments: Any,
 ) -> SeatEnv:
-    """What `gymnasium.make("mappa/<id>", …)` calls; `arguments` are those of `mappa_envs.make`."""
+    """What `gymnasium.make("mappa_envs:mappa/<id>", …)` calls; `arguments` are those of `mappa_envs.make`."""
     return SeatEnv(make(env_id, **arguments), seat, others)
 
 

@@ -255,6 +255,8 @@ def _check_numbers(train: Path, row: int, names: list[str], cells: list[str], me
 
 def _entries(root: Path) -> list[Entry]:
     """The tasks of either layout, by name. Raises `DataError` if it is neither."""
+    if not root.is_dir():
+        raise DataError(f"{root}: no tasks, since this is no folder; correct the path")
     if (root / "task.toml").is_file():
         return [_own_entry(root)]
     own = sorted(path.parent for path in root.glob("*/task.toml") if not path.parent.name.startswith("."))
@@ -265,7 +267,8 @@ def _entries(root: Path) -> list[Entry]:
         if (data / "data_resplit").is_dir() and (found := official.chosen(data, root)):
             return found
     raise DataError(
-        f"{root}: no tasks. Tried {root}/*/task.toml and {', '.join(f'{p}/data_resplit' for p in tried)}. "
+        f"{root}: no tasks. Tried {root / '*' / 'task.toml'} and "
+        f"{', '.join(str(path / 'data_resplit') for path in tried)}. "
         "Give the folder with one subfolder a task, or DSBench's folder data_modeling: the "
         "unpacked data_modeling/data.zip of the Hugging Face dataset liqiang888/DSBench, 3 GB unpacked"
     )

@@ -32,26 +32,37 @@ ANSWER = ("answer", "final_answer", "expected_answer", "ground_truth", "gold", "
 IDS = ("id", "unique_id", "task_id", "problem_idx")
 ALIASES = {"validation": "val", "valid": "val", "dev": "val", "eval": "test", "training": "train"}
 
+MAX_NAMED = 10
+"""Records that the error of a file names; more are counted."""
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif")
 _log = logging.getLogger(__name__)
 
 
 def load_file(path: Path) -> list[MathTask]:
-    """The tasks of a file. Raises `DataError` with file, record and remedy."""
+    """The tasks of a file. Raises `DataError` with file, records and remedy."""
     return list(read_records(_records(path), name=path.stem, where=str(path)))
 
 
 def read_records(
     records: Sequence[Any], *, name: str, where: str, split: str | None = None
 ) -> Iterator[MathTask]:
-    """The tasks of records; `name` is their type and the start of ids, `split` what all of them get."""
+    """The tasks of records; `name` is their type and the start of ids, `split` what all of them get.
+
+    Raises `DataError` at the end, with a line for each record that cannot be used.
+    """
     taken: set[str] = set()
+    faults: list[str] = []
     num_pictures = 0
     for number, record in enumerate(records, 1):
         place = f"{where}: record {number}"
-        fields = _fields(record, place)
-        problem = _problem(fields, place)
-        text = _without_picture(problem)
+        try:
+            fields = _fields(record, place)
+            problem = _problem(fields, place)
+            text = _without_picture(problem)
+            golds, own_split = _golds(fields, place), split or _split(fields, text, place)
+        except DataError as error:
+            faults.append(str(error))
+            continue
         num_pictures += text != problem
         given_id = _first(fields, IDS)
         task_id = f"{name}-{number:04d}" if given_id is None else sanitize(str(given_id))
@@ -61,11 +72,15 @@ def read_records(
         yield MathTask(
             task_id=task_id,
             task_type=name,
-            split=split or _split(fields, text, place),
+            split=own_split,
             prompt=text.strip(),
-            golds=_golds(fields, place),
+            golds=golds,
             level=_level(fields.get("level")),
         )
+    if len(faults) > MAX_NAMED:
+        faults[MAX_NAMED:] = [f"{where}: so it is with {len(faults) - MAX_NAMED} more records"]
+    if faults:
+        raise DataError("\n".join(faults))
     if num_pictures:
         _log.warning("%s: %d problems end in the name of a picture, which is left out", where, num_pictures)
 

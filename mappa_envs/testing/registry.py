@@ -68,7 +68,7 @@ class PlantedFault:
 class ExpertTeam:
     """`policy(agent, messages)` for every seat and task: the scripted expert, which reads off the task.
 
-    >>> env = gymnasium.make("mappa/dsbench-v0", seat="modeler_0", others=ExpertTeam("dsbench-v0"))
+    >>> env = gymnasium.make("mappa_envs:mappa/dsbench-v0", seat="modeler_0", others=ExpertTeam("dsbench-v0"))
 
     env : an environment, or the id of one that `make` makes on its embedded tasks. Raises `ConfigError` where
     it has no scripted expert; a call raises `DataError` on a prompt of another task.

@@ -35,9 +35,9 @@ def _each(data: RunData, prefix: str, names: Sequence[str]) -> dict[str, Points]
 def _results(data: RunData) -> Iterator[str]:
     yield chart("Mean score", {"all agents": _points(data, "score/mean")}, low=0, high=10)
     yield chart("Mean score of each agent", _each(data, "score/", data.names("score/")), low=0, high=10)
-    shares = {"success": "outcome/success", "outcome": "outcome/mean"}
+    shares = {"success rate": "outcome/success", "outcome": "outcome/mean"}
     yield chart(
-        "Outcome and success", {name: _points(data, key) for name, key in shares.items()}, low=0, high=1
+        "Outcome and success rate", {name: _points(data, key) for name, key in shares.items()}, low=0, high=1
     )
     yield _evaluations(data)
     kinds = _each(data, "score_by/", data.names("score_by/"))
@@ -48,7 +48,7 @@ def _evaluations(data: RunData) -> str:
     """Held-out tasks while training: means in [0, 1] with intervals, at the steps that were measured."""
     series: dict[str, Points] = {}
     intervals: dict[str, Intervals] = {}
-    for title, name, stem in (("success", "success_rate", "success"), ("outcome", "outcome", "outcome")):
+    for title, name, stem in (("success rate", "success_rate", "success"), ("outcome", "outcome", "outcome")):
         keys = (f"eval/{name}", f"eval/{stem}_low", f"eval/{stem}_high")
         found = [(line["step"], *(line.get(key) for key in keys)) for line in data.lines]
         series[title] = [(step, value) for step, value, *_ in found if value is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from mappa_envs.stats import MIN_TASKS
 from mappa_train.report.reading import Line
 from mappa_train.report.text import figure, share, text
 
@@ -34,6 +35,8 @@ def evaluation(run: Path) -> str:
 def _cells(row: Line) -> dict[str, str]:
     """Title → what is shown, counts and rates with their 95 % intervals first."""
     outcome, success = (row.get(f"{name}_low") for name in ("outcome", "success"))
+    if (row.get("num_tasks") or 0) < MIN_TASKS:
+        outcome = None
     cells = {
         "episodes": figure(row.get("num_episodes")),
         "tasks": figure(row.get("num_tasks")),

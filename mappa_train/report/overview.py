@@ -36,16 +36,17 @@ def tiles(data: RunData) -> str:
     def change(key: str, show: str) -> tuple[str, str]:
         old, new = first.get(key), last.get(key)
         as_text = share if show == "share" else figure
-        return as_text(new), f"step {first['step']}: {as_text(old)}"
+        return as_text(new), f"step {first['step']}: {as_text(old)}" if len(data.lines) > 1 else ""
 
-    seconds = sum(line.get("time_s") or 0.0 for line in data.lines)
+    minutes = round(sum(line.get("time_s") or 0.0 for line in data.lines) / 60)
+    time = f"{minutes} minute{'' if minutes == 1 else 's'}"
     trained = sum(line.get("tokens/trained") or 0 for line in data.lines)
     episodes = sum(line.get("episodes") or 0 for line in data.lines)
     found = [
-        ("step", f"{last['step']} of {data.settings.get('steps', '?')}", f"{seconds / 60:.0f} minutes"),
+        ("step", f"{last['step']} of {data.settings.get('steps', '?')}", time),
         ("mean score", *change("score/mean", "figure")),
         ("outcome", *change("outcome/mean", "figure")),
-        ("success", *change("outcome/success", "share")),
+        ("success rate", *change("outcome/success", "share")),
         ("trained tokens", f"{trained:,}", f"{episodes:,} episodes"),
     ]
     cost = sum(line.get("coach/cost_usd") or 0.0 for line in data.lines)
@@ -105,7 +106,7 @@ def _spans(lines: Sequence[Line], holds: Callable[[Line], bool]) -> str:
 
 
 def comparison(data: RunData) -> str:
-    """The table of the first step against the last."""
+    """The table of the first step against the last; of a single step its figures alone."""
     if not data.lines:
         return NO_STEP
     first, last = data.lines[0], data.lines[-1]
@@ -114,19 +115,26 @@ def comparison(data: RunData) -> str:
     rows += [("score of all", "score/mean"), ("outcome", "outcome/mean"), ("return", "return/mean")]
     rows += [("actions without a score", "unscored")]
     rows += [(f"tokens an action, {agent}", f"length/{agent}") for agent in agents]
-    body = [_row(title, first.get(key), last.get(key)) for title, key in rows]
+    body = [(title, *_cells(first.get(key), last.get(key))) for title, key in rows]
     for title, key in (("success rate", "outcome/success"), ("code that failed", "tool/error_rate")):
-        body.append(_row(title, first.get(key), last.get(key), as_share=True))
+        body.append((title, *_cells(first.get(key), last.get(key), as_share=True)))
     rates = [artifact_rate(data.episodes(int(line["step"]))) for line in (first, last)]
-    body.append(_row("valid artifacts", *rates, as_share=True))
-    steps = f'<th class="n">step {first["step"]}</th><th class="n">step {last["step"]}</th>'
-    return f'<table><tr><th></th>{steps}<th class="n">change</th></tr>{"".join(body)}</table>'
+    body.append(("valid artifacts", *_cells(*rates, as_share=True)))
+    head = ("", f"step {first['step']}", f"step {last['step']}", "change")
+    num_shown = 4 if len(data.lines) > 1 else 2
+    table = [_row("th", head[:num_shown]), *(_row("td", row[:num_shown]) for row in body)]
+    return f"<table>{''.join(table)}</table>"
 
 
-def _row(title: str, old: float | None, new: float | None, *, as_share: bool = False) -> str:
+def _cells(old: float | None, new: float | None, *, as_share: bool = False) -> tuple[str, str, str]:
+    """Before, after and the change."""
     show = share if as_share else figure
     change = "–"
     if old is not None and new is not None:
         change = f"{100 * (new - old):+.0f} pts" if as_share else f"{new - old:+.3g}"
-    cells = "".join(f'<td class="n">{value}</td>' for value in (show(old), show(new), change))
-    return f"<tr><td>{text(title)}</td>{cells}</tr>"
+    return show(old), show(new), change
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    rest = "".join(f'<{tag} class="n">{text(cell)}</{tag}>' for cell in cells[1:])
+    return f"<tr><{tag}>{text(cells[0])}</{tag}>{rest}</tr>"

@@ -68,6 +68,7 @@ def render(data: RunData, place: Place = FILE) -> str:
         links=place.links,
         tiles=tiles(data),
         alarms=alarms(data),
+        compared="First step against last step" if len(data.lines) != 1 else "The first step",
         comparison=comparison(data),
         trust=trust_section(data.lines, data.episodes),
         evaluation=evaluation(data.path),

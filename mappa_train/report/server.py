@@ -12,6 +12,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,10 +28,9 @@ PORT = 8420
 RELOAD_S = 15
 """Seconds after which the start of the page loads itself again, until the run has made all its steps."""
 _HOSTS = frozenset(("127.0.0.1", "localhost"))
-_PLACES = {
-    "/": Place(links="still", note=f'<p class="soft">Live: loads itself again every {RELOAD_S} s.</p>'),
-    "/still": Place(start="/"),
-}
+_PLACES = {"/": Place(links="still"), "/still": Place(start="/")}
+_LIVE = f'<p class="soft">Live: loads itself again every {RELOAD_S} s.</p>'
+_OVER = '<p class="soft">The run has made all its steps.</p>'
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'none'; style-src 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -105,7 +105,8 @@ class Pages:
             if self._data is None or seen != self._seen:
                 self._data, self._made, self._seen = RunData(self._run), {}, seen
             if path not in self._made:
-                self._made[path] = render(self._data, _PLACES[path]).encode()
+                note = _OVER if self._data.finished else _LIVE if path == "/" else ""
+                self._made[path] = render(self._data, replace(_PLACES[path], note=note)).encode()
             return self._made[path], not self._data.finished
 
     def _state(self) -> object:

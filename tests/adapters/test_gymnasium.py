@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -60,6 +62,16 @@ def test_an_id_may_name_the_package_to_import() -> None:
     probe += "others=print); print(env.unwrapped.spec.id)"
     shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert shown.stdout == "mappa/dsbench-v0\n"
+
+
+def test_every_page_names_the_package_in_gymnasiums_id() -> None:
+    """With the bare id, `import gymnasium` alone does not find the environment."""
+    root = Path(__file__).parents[2]
+    kinds = ("*.md", "docs/*.md", "examples/*.*", "mappa_envs/**/*.py")
+    texts = [page.read_text("utf-8") for kind in kinds for page in root.glob(kind)]
+    shown = [found for text in texts for found in re.findall(r'gymnasium\.make\("([^"]+)"', text)]
+    assert len(shown) >= 3
+    assert {call.partition("mappa/")[0] for call in shown} == {"mappa_envs:"}
 
 
 @pytest.mark.parametrize("env_id", mappa_envs.list_envs())

@@ -134,6 +134,16 @@ def test_a_folder_without_tasks_says_what_was_tried(tmp_path: Path) -> None:
         check(tmp_path)
 
 
+def test_a_folder_that_is_not_there_has_no_neighbours(tmp_path: Path) -> None:
+    """Only a folder that is there stands for the archive around it."""
+    (tmp_path / "data_resplit" / "titanic").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"nowhere: no tasks, since this is no folder; correct the path$"):
+        check(tmp_path / "nowhere")
+    with pytest.raises(DataError) as caught:
+        check("/proc")
+    assert "//" not in str(caught.value)
+
+
 def test_a_missing_sample_is_built_once(tmp_path: Path, cache: Path) -> None:
     own(tmp_path)
     (task,) = load_folder(tmp_path)

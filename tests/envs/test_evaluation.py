@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import traceback
 from collections.abc import Sequence
@@ -320,6 +321,32 @@ def test_the_table_on_a_terminal_takes_no_markup_and_no_escapes_from_tasks() -> 
     assert "\x1b" not in shown
     assert "100 [51, 100]" in shown
     assert "fair f1" in shown
+
+
+@pytest.mark.parametrize("width", [80, 50])
+def test_the_table_shows_every_figure_whole(width: int) -> None:
+    values = [74312345.678, -1.2345e-05, 0.3283, -1.3612e08, 6.61, 12345.6, 18.9, 101.0, 2.5e-300]
+    figures = {f"figure_{k}_pct": value for k, value in enumerate(values)}
+    for names in (["regression"], [f"kind_{k}" for k in range(6)]):  # beside each other, and below
+        episodes = [make_episode(f"a-task-with-a-name-{kind}", 0.8765, kind) for kind in names]
+        console = Console(width=width, force_terminal=False)
+        with console.capture() as capture:
+            console.print(EvalTable.of(episodes, lambda chosen: figures))
+        words = re.findall(r"[^\s│]+", capture.get())
+        for value in values:
+            # In the row of all, in that of each type, and in that of each task.
+            assert words.count(f"{value:.3g}") == 1 + 2 * len(names)
+        assert "…" not in capture.get()
+        assert max(map(len, capture.get().splitlines())) <= width
+
+
+@pytest.mark.parametrize(("num_tasks", "shown"), [(4, "0.25"), (5, "0.20 [0.00, 0.60]")])
+def test_a_few_tasks_have_no_interval_over_tasks(num_tasks: int, shown: str) -> None:
+    console = Console(width=80, force_terminal=False)
+    with console.capture() as capture:
+        console.print(EvalTable.of([make_episode(f"t{k}", float(k == 0)) for k in range(num_tasks)]))
+    line = next(line for line in capture.get().splitlines() if "outcome (0–1)" in line)
+    assert line.split("│")[2].strip() == shown
 
 
 def test_a_coach_that_would_fail_is_no_matter(make_env: MakeEnv) -> None:

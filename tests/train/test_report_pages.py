@@ -19,10 +19,11 @@ from mappa_train.checkpoint import RunFolder
 from mappa_train.credit_log import ActionCredit
 from mappa_train.report import episodes as episode_pages
 from mappa_train.report.finder import Shown, band
-from mappa_train.report.overview import find_alarms
+from mappa_train.report.overview import comparison, find_alarms, tiles
 from mappa_train.report.reading import (
     EPISODES_PER_STEP,
     MAX_STEPS,
+    RunData,
     read_credit,
     sampled_episodes,
     sampled_steps,
@@ -195,6 +196,27 @@ def test_a_calm_run_says_so_and_an_alarm_is_on_top(tmp_path: Path) -> None:
     page = page_of(run)
     assert "No alarm" not in page
     assert "it is on now" in page[: page.index("First step against last step")]
+
+
+def test_one_step_is_shown_alone_and_not_against_itself(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    data = RunData(run.path)
+    assert comparison(data).startswith('<table><tr><th></th><th class="n">step 1</th></tr><tr><td>score ')
+    assert comparison(data).count("step 1") == 1
+    assert "step 1" not in tiles(data)
+    run.append_metrics(make_line(2))
+    data = RunData(run.path)
+    assert '<th class="n">step 2</th><th class="n">change</th>' in comparison(data)
+    assert "step 1: " in tiles(data)
+
+
+def test_the_time_of_a_run_is_in_whole_minutes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    run.metrics_path.write_text("")
+    run.append_metrics(make_line(1) | {"time_s": 61.0})
+    assert "1 minute<" in tiles(RunData(run.path))
+    run.append_metrics(make_line(2) | {"time_s": 61.0})
+    assert "2 minutes<" in tiles(RunData(run.path))
 
 
 def test_held_out_tasks_have_a_curve_with_intervals(tmp_path: Path) -> None:

@@ -115,13 +115,17 @@ def test_the_start_loads_itself_again_until_the_run_is_over(tmp_path: Path) -> N
         answer, body = ask(port)
         assert answer.headers["Refresh"] == str(server.RELOAD_S)
         assert '<a href="still#episodes">' in body
+        assert "loads itself again every" in body
         answer, still = ask(port, "/still")
         assert "Refresh" not in answer.headers
+        assert "loads itself again" not in still
         assert '<a href="/">Overview</a><a href="#episodes">' in still
         run.append_episodes(3, [make_rollout(17)])
         run.append_metrics(make_line(3))
         answer, body = ask(port)
         assert "Refresh" not in answer.headers
+        assert "loads itself again" not in body
+        assert "The run has made all its steps." in body
         assert 'id="e17"' in body
         assert 'id="e17"' in ask(port, "/still")[1]
 

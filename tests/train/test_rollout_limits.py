@@ -211,9 +211,9 @@ def test_the_watchdog_tells_who_waits_for_whom(caplog: pytest.LogCaptureFixture)
     engine = FakeStreamEngine(random_words(seed=0), Pace(hangs=episode_is(1)))
     run(engine, watchdog_s=0.05, episode_timeout_s=0.5)
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert all("rollout of step 3: nothing has moved for" in line for line in told)
+    assert all("rollout of step 3: no episode has got any further for" in line for line in told)
     # On a busy machine something else may take as long, before or after.
-    words = r"Waiting: 1 for samples of writer_0 \(episode 1 for \d+ s\)$"
+    words = r"Waiting: 1 episode for samples of writer_0 \(episode 1, for \d+ s\)$"
     assert any(re.search(words, line) for line in told)
 
 
@@ -226,7 +226,8 @@ def test_the_watchdog_speaks_on_the_screen_and_in_run_log(tmp_path: Path) -> Non
     run(engine, watchdog_s=0.05, episode_timeout_s=0.5)
     for shown in (screen.getvalue(), (tmp_path / "run.log").read_text()):
         assert re.search(
-            r"rollout of step 3: nothing has moved for \d+ s\. Waiting: 1 for samples of writer_0", shown
+            r"rollout of step 3: no episode has got any further for \d+ s; .*Waiting: 1 episode for samples",
+            shown,
         )
 
 
@@ -235,7 +236,8 @@ def test_the_watchdog_groups_the_largest_first_and_names_the_oldest() -> None:
     for episode, whom in enumerate(["the coach", "the sandbox", "the sandbox"]):
         watchdog.waits(episode, whom)
     assert re.search(
-        r"Waiting: 2 for the sandbox \(episode 1 for 0 s\); 1 for the coach \(episode 0 for 0 s\)$",
+        r"Waiting: 2 episodes for the sandbox \(longest: episode 1, for 0 s\); "
+        r"1 episode for the coach \(episode 0, for 0 s\)$",
         watchdog.report(),
     )
     for episode in range(3):

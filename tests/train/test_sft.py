@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -250,7 +251,8 @@ def test_learning_begins_at_a_warm_start(
     warm, run = tmp_path / "warm", tmp_path / "run"
     assert cli.main(["sft", *same, "--epochs", "3", "--lr", "1e-2", "--out", str(warm)]) == 0
     said = capsys.readouterr()
-    assert f"--init {warm}" in said.out
+    assert f"python -m mappa_train {shlex.join(same)} --init {warm}\n" in said.out
+    assert f"run {warm}: {folder} on " in said.err
     assert "100 % of the actions are longer" in said.out
     figures = json.loads((warm / "sft.json").read_text())
     assert sorted(figures) == ["analyst_0", "data_engineer_0", "modeler_0"]

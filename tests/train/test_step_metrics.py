@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from run_fakes import AGENTS, KEYS, make_episode, make_line, make_rollout, make_
 
 from mappa_envs.coach import BUDGET_SPENT
 from mappa_envs.coach.llm.limits import Usage
+from mappa_envs.dsbench.scores import figures as dsbench_figures
 from mappa_envs.evaluation import EvalRow
 from mappa_envs.types import CoachScore, StopReason, Task, ToolResult
 from mappa_train.metrics import OUTCOME_METRICS, EventWriter, MetricKeys, evaluation_metrics, step_metrics
+from mappa_train.monitors import CoachMonitor
 
 
 def test_the_keys_of_the_contract_are_there() -> None:
@@ -148,3 +151,38 @@ def test_events_hold_the_defined_figures(tmp_path: Path) -> None:
     events.Reload()
     assert events.Tags()["scalars"] == ["score/mean"]
     assert [(item.step, item.value) for item in events.Scalars("score/mean")] == [(1, 5.0), (2, 6.0)]
+
+
+def rows_of_the_page() -> list[str]:
+    """The keys in the first column of docs/metrics.md, with their placeholders."""
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text("utf-8")
+    firsts = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    return [key for first in firsts for key in re.findall(r"`([^`]+)`", first)]
+
+
+@pytest.mark.parametrize("env_figures", [dsbench_figures([]), {"correct": None, "answered": None}])
+def test_the_page_of_the_figures_has_a_row_for_every_key(env_figures: dict[str, float | None]) -> None:
+    task = Task(task_id="t", task_type="classification", split="train", prompt="")
+    keys = MetricKeys.of(AGENTS, [task], env_figures)
+    line = step_metrics(1, [make_rollout(0)], {}, keys=keys, timings={}, time_s=1.0)
+    line |= CoachMonitor(AGENTS, [], lambda step: []).figures(line, [make_episode()])
+    line |= evaluation_metrics(None, keys)
+    values = {
+        "agent": AGENTS,
+        "kind": keys.task_types,
+        "metric": (*keys.outcome_metrics, *keys.eval_figures),
+        "reason": tuple(StopReason),
+    }
+    patterns = []
+    for row in rows_of_the_page():
+        parts = re.split(r"<(\w+)>", row)
+        parts[1::2] = [f"(?:{'|'.join(map(re.escape, values[name]))})" for name in parts[1::2]]
+        parts[::2] = map(re.escape, parts[::2])
+        patterns.append(re.compile("".join(parts)))
+    assert [key for key in line if not any(pattern.fullmatch(key) for pattern in patterns)] == []
+    gone = {
+        row
+        for row, pattern in zip(rows_of_the_page(), patterns, strict=True)
+        if not any(pattern.fullmatch(key) for key in line)
+    }
+    assert gone <= {"eval/fair_<metric>"}  # not of every environment

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from mappa_train import team, trainer
 from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config
 from mappa_train.plan import make_env
-from mappa_train.policies import LoRAPolicies
-from mappa_train.progress import SilentProgress
+from mappa_train.policies import LoRAPolicies, pick_device
+from mappa_train.progress import SilentProgress, opening
 from mappa_train.report import read_episodes
 from mappa_train.settings import resolve
 from mappa_train.types import EpisodeRollout
@@ -428,6 +428,24 @@ def test_a_finished_checkpoint_is_not_written_again(
     with pytest.raises(KeyboardInterrupt):
         trainer.train(run.config(), run, SilentProgress())
     assert saved == run.steps() == [1]
+
+
+def test_a_run_says_what_and_where_it_is_before_its_first_step(
+    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]
+) -> None:
+    said: list[str] = []
+
+    class Watcher(SilentProgress):
+        def say(self, line: str) -> None:
+            said.append(line)
+
+        def start(self, total_steps: int, agents: Sequence[str], first_step: int = 1) -> None:
+            raise KeyboardInterrupt
+
+    run = RunFolder.create(settings(folder, tmp_path / "run"))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(run.config(), run, Watcher())
+    assert said == [opening(run.path, str(folder), str(pick_device()))]
 
 
 def test_full_policies_train_too(folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox]) -> None:
