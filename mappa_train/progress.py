@@ -6,7 +6,6 @@ No text of an agent is ever printed here, and nothing is read as markup.
 from __future__ import annotations
 
 import shlex
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -102,6 +101,8 @@ class PlainProgress:
         self.began = self.spoke = self._since = time.monotonic()
         self._phase = ("", 0, 0)
         self._ended = threading.Event()
+        self._left = False
+        """The reader of a pipe has left, which the thread noticed."""
         self._speaker = threading.Thread(target=self._speak, name="mappa-progress", daemon=True)
 
     def start(self, total_steps: int, agents: Sequence[str], first_step: int = 1) -> None:
@@ -116,6 +117,7 @@ class PlainProgress:
         if name != self._phase[0]:
             self._since = time.monotonic()
         self._phase = (name, done, total)
+        self._check_reader()
         if self._speaker.ident is None and not self._ended.is_set():
             self._speaker.start()
 
@@ -125,21 +127,26 @@ class PlainProgress:
             if not self._phase[0] or time.monotonic() - self.spoke < PHASE_INTERVAL_S:
                 continue
             try:
-                self.say(self._sign_of_life())
-            except (BrokenPipeError, SystemExit):  # rich makes the second of the first
-                # Whoever read our words has left. A signal, since the main thread may be waiting.
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-                return
-            except OSError:
-                return  # the run itself meets it at its next line, and ends with it
+                self._print(self._sign_of_life(*self._phase))
+            except (OSError, SystemExit) as error:  # rich makes the second of a broken pipe
+                # Said when the run calls next: while it is being interrupted, it would interrupt that.
+                self._left = any(isinstance(item, BrokenPipeError) for item in (error, error.__context__))
+                return  # any other fault the run itself meets at its next line
 
-    def _sign_of_life(self) -> str:
-        name, done, total = self._phase
+    def _check_reader(self) -> None:
+        if self._left:
+            raise BrokenPipeError
+
+    def _sign_of_life(self, name: str, done: int, total: int) -> str:
         step = f"step {self.done + 1}/{self.total}: " if self.total else ""
         unit = "agents" if name == "learn" else "episodes"
         return f"{step}{name} {done}/{total} {unit}, {duration(time.monotonic() - self._since)}"
 
     def say(self, line: str) -> None:
+        self._check_reader()
+        self._print(line)
+
+    def _print(self, line: str) -> None:
         self.spoke = time.monotonic()
         self.console.print(Text(line), soft_wrap=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,14 +31,14 @@ def test_a_sign_of_life_names_step_and_time_of_the_phase(monkeypatch: pytest.Mon
     plain.stop()  # no thread: time is told by hand here
     plain.phase("rollout", 3, 8)
     now[0] = 20.0
-    assert plain._sign_of_life() == "rollout 3/8 episodes, 20s"
+    assert plain._sign_of_life(*plain._phase) == "rollout 3/8 episodes, 20s"
     plain.start(2, AGENTS)
     plain.phase("learn", 0, 2)
     now[0] = 85.0
     plain.phase("learn", 1, 2)
-    assert plain._sign_of_life() == "step 1/2: learn 1/2 agents, 1m05s"
+    assert plain._sign_of_life(*plain._phase) == "step 1/2: learn 1/2 agents, 1m05s"
     plain.phase("eval", 1, 4)
-    assert plain._sign_of_life() == "step 1/2: eval 1/4 episodes, 0s"
+    assert plain._sign_of_life(*plain._phase) == "step 1/2: eval 1/4 episodes, 0s"
     plain.step({"step": 1, "eval/outcome": 0.256})
     assert "val outcome 0.26" in shown.getvalue()
 
@@ -63,7 +62,7 @@ def test_a_sign_of_life_comes_although_nobody_calls_and_none_after_the_end(
     ]
 
 
-def test_a_reader_who_leaves_while_nobody_calls_interrupts(
+def test_a_reader_who_leaves_ends_the_run_at_its_next_step_and_interrupts_nothing(
     quick_signs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in `python -m mappa_train | head -1`."""
@@ -75,14 +74,17 @@ def test_a_reader_who_leaves_while_nobody_calls_interrupts(
     plain = progress.PlainProgress(Console(file=Gone()))
     # As rich does, but for pointing this process's stdout elsewhere.
     monkeypatch.setattr(plain.console, "on_broken_pipe", lambda: sys.exit(1))
-
-    def wait() -> None:
-        plain.phase("rollout", 0, 8)
-        threading.Event().wait(60)
-
-    with pytest.raises(KeyboardInterrupt):
-        wait()
+    plain.phase("rollout", 0, 8)
+    plain._speaker.join(60)
+    assert not plain._speaker.is_alive()
     plain.stop()
+    for speak in (
+        lambda: plain.phase("rollout", 1, 8),
+        lambda: plain.say("a"),
+        lambda: plain.step(make_line(1)),
+    ):
+        with pytest.raises(BrokenPipeError):
+            speak()
 
 
 def test_the_live_table_keeps_its_header_beside_the_bar() -> None:
