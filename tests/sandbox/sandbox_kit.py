@@ -111,7 +111,7 @@ async def until_there(workspace: Workspace, name: str) -> None:
     async with asyncio.timeout(60):
         while True:
             try:
-                await workspace.read(name, 10)
+                await workspace.read(name, 1 << 20)
                 return
             except FileNotFoundError:
                 await asyncio.sleep(0.01)
