@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 DRAWS = 10_000
-SMALL = ("--steps", "2", "--episodes-per-step", "2", "--samples-per-task", "2")
+SMALL = ("--model", "tiny", "--steps", "2", "--episodes-per-step", "2", "--samples-per-task", "2")
 """`--size quick` tries the way, and says nothing about learning."""
 
 
