@@ -343,8 +343,10 @@ def test_a_reader_who_leaves_interrupts_the_run() -> None:
         process.stdin.close()
         err = process.stderr.read()
     assert process.returncode == 130, err
-    assert err.count("\n") == 1
-    assert "python -m mappa_train resume here" in err
+    loading, interrupted = err.splitlines()
+    assert loading.startswith("loading ")
+    assert interrupted.startswith("interrupted")
+    assert "python -m mappa_train resume here" in interrupted
 
 
 def test_an_interruption_names_the_way_back(

@@ -302,7 +302,7 @@ def test_a_run_is_begun_warm_resumed_measured_and_exported(
     data.write_text("\n".join(json.dumps({"agent": agent, "messages": chat}) for agent in TEAM))
     lesson = ["--data", str(data), "--epochs", "1", "--out", str(warm)]
     assert cli.main(["sft", *known, *lesson, "--shared-policy"]) == 0
-    assert f"--init {warm} --shared-policy on" in capsys.readouterr().out
+    assert f" --shared-policy on --init {warm}\n" in capsys.readouterr().out
     known += ["--episodes-per-step", "4", "--samples-per-task", "2", "--coach", COACH, "--steps", "2"]
     assert cli.main([*known, "--shared-policy", "--init", str(warm), "--out", str(run.path)]) == 0
     one, two = (run.checkpoint_path(step) for step in (1, 2))
