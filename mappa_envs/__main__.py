@@ -6,6 +6,9 @@ Exit codes: 0 all is well, 1 findings, 2 bad input, 3 this machine lacks somethi
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
+import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -57,8 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("mappa_envs: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever read our words has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second complaint at exit
+        _drop_output()
         return 0
+    except OSError as error:  # a full disk, a name that no file can have
+        _drop_output()
+        print(f"mappa_envs: {printable(str(error)[:500])}", file=sys.stderr)
+        return 2 if error.errno == errno.ENAMETOOLONG else 3
+
+
+def _drop_output() -> None:
+    """What could not be printed is not tried again at exit, with a second complaint."""
+    with contextlib.suppress(AttributeError, io.UnsupportedOperation):  # a service may have no stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

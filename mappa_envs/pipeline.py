@@ -22,7 +22,7 @@ from mappa_envs.blocking import wait_for
 from mappa_envs.coach import make_coach
 from mappa_envs.coach.base import Coach
 from mappa_envs.errors import ConfigError, SandboxError
-from mappa_envs.rules import GroundTruth, Handover, Rules, check_choice, most_turns
+from mappa_envs.rules import GroundTruth, Handover, Rules, check_choice, check_reset, most_turns
 from mappa_envs.sampling import pick
 from mappa_envs.sandbox import open_sandbox
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
@@ -165,9 +165,14 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
 
         `options`: "task_id" picks the task (else the seed does); "start_role" begins with that role, on
         artifacts of the scripted expert; other keys are ignored. Raises `ConfigError` on an unknown task or
-        role, `SandboxError` when no workspace could be opened.
+        role and on a `seed` that is no whole number from 0, `SandboxError` when no workspace could be opened.
         """
         wait_for(self.areset(seed, options))
+
+    def last(self, observe: bool = True) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """PettingZoo's `last`. Raises `RuntimeError` before `reset`."""
+        assert self._running
+        return super().last(observe)
 
     def step(self, action: Any) -> None:
         """The whole message of the agent to act; None for an agent that is done."""
@@ -196,6 +201,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
 
     async def areset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
         """`reset` in the caller's event loop."""
+        check_reset(seed, options)
         if seed is not None:
             self._rng = np.random.default_rng(seed)
         number = int(self._rng.integers(2**31)) if seed is None else int(seed)

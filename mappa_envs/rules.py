@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from mappa_envs.errors import ConfigError
@@ -32,12 +33,11 @@ class Rules:
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"team: needs at least one role, each with its own name; got {names}")
         for role in self.team:
-            if role.max_actions < 1:
-                raise ConfigError(f"max_actions of {role.name} must be at least 1, got {role.max_actions}")
-        if self.max_turns < 1:
-            raise ConfigError(f"max_turns must be at least 1, got {self.max_turns}")
-        if self.time_limit_s is not None and not self.time_limit_s > 0:
-            raise ConfigError(f"time_limit_s must be more than 0, or None, got {self.time_limit_s}")
+            _check_count(f"max_actions of {role.name}", role.max_actions)
+        _check_count("max_turns", self.max_turns)
+        limit: object = self.time_limit_s
+        if limit is not None and not (isinstance(limit, Real) and limit > 0):
+            raise ConfigError(f"time_limit_s must be a number of seconds above 0, or None, got {limit!r}")
         check_choice("visibility", self.visibility, get_args(Visibility))
         check_choice("handover", self.handover, get_args(Handover))
         check_choice("ground_truth", self.ground_truth, get_args(GroundTruth))
@@ -67,6 +67,19 @@ class Rules:
     def upstream(self, name: str) -> tuple[Role, ...]:
         """The roles before this one in the list."""
         return self.team[: self.team.index(self.role(name))]
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, Integral) or value < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def check_reset(seed: object, options: object) -> None:
+    """Raise `ConfigError` if these cannot be what `reset` takes."""
+    if seed is not None and not (isinstance(seed, Integral) and seed >= 0):
+        raise ConfigError(f"seed must be a whole number from 0, or None, got {seed!r}")
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(f'options must be a mapping such as {{"task_id": …}}, or None, got {options!r}')
 
 
 def most_turns(team: Sequence[Role]) -> int:

@@ -30,7 +30,7 @@ from mappa_train.config import Config, did_you_mean, to_toml, toml_string
 from mappa_train.files import disk_errors, first_line, sync_folder, user_path, write_atomically
 from mappa_train.manifest import MANIFEST, remove, verify_files, write_manifest
 from mappa_train.model import LoadedModel
-from mappa_train.settings import read_settings, resolve
+from mappa_train.settings import resolve
 
 if TYPE_CHECKING:
     from mappa_train.credit_log import ActionCredit
@@ -120,7 +120,7 @@ class RunFolder:
 
     def config(self) -> Config:
         """The settings that the run was started with."""
-        return resolve(read_settings(self.config_path), takes_idle=True)
+        return resolve({}, file=self.config_path, takes_idle=True)
 
     def set_steps(self, steps: int) -> None:
         """Write another number of training steps into config.toml; all else in it stays."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
@@ -288,7 +289,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings of a TOML file (a preset, `--config`, or a run's config.toml). Raises `ConfigError`."""
-    return {name: parse_value(name, value) for name, value in read_toml(path).items() if name != "resolved"}
+    table = read_toml(path)
+    try:
+        return {name: parse_value(name, value) for name, value in table.items() if name != "resolved"}
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def other_defaults(env: str, coach: str, policy: str) -> Mapping[str, Any]:
@@ -314,6 +319,21 @@ def resolve(
 
     `takes_idle`: settings that would do nothing are no error, as in a run that began when they were none.
     """
+    from_file = {} if file is None else read_settings(file)
+    try:
+        return _resolve(overrides, preset, from_file, takes_idle)
+    except ConfigError as error:
+        words = re.findall(r"--([a-z][a-z0-9-]*)", str(error))
+        names = dict.fromkeys(word.replace("-", "_") for word in words)
+        set_there = [name for name in names if name in from_file and name not in overrides]
+        if not set_there:
+            raise
+        raise ConfigError(f"{error} ({file} sets {' and '.join(set_there)})") from error
+
+
+def _resolve(
+    overrides: Mapping[str, Any], preset: str | None, from_file: dict[str, Any], takes_idle: bool
+) -> Config:
     sources: list[dict[str, Any]] = []
     if preset is not None:
         names = sorted(item.stem for item in PRESETS.glob("*.toml"))
@@ -321,8 +341,8 @@ def resolve(
             hint = did_you_mean(preset, names)
             raise ConfigError(f"--preset {preset}: unknown; known: {', '.join(names)}{hint}")
         sources.append(read_settings(PRESETS / f"{preset}.toml"))
-    if file is not None:
-        sources.append(read_settings(file))
+    if from_file:
+        sources.append(from_file)
     sources.append({name: parse_value(name, value) for name, value in overrides.items()})
     policy = str(ChainMap(*reversed(sources)).get("policy", Config.policy))
     for source in sources:

@@ -55,3 +55,15 @@ def test_a_reader_who_leaves_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> Non
     with open(writer, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         assert command.main(["data", "list"]) == 0
+
+
+def test_what_cannot_be_opened_or_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `python -m mappa_envs data list > /dev/full`."""
+    assert command.main(["data", "check", "x" * 5000]) == 2
+    assert capsys.readouterr().err.startswith("mappa_envs: [Errno 36] File name too long")
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert command.main(["data", "list"]) == 3
+    assert capsys.readouterr().err == "mappa_envs: [Errno 28] No space left on device\n"

@@ -110,6 +110,29 @@ def test_a_preset_of_another_environment_is_refused() -> None:
     assert resolve({"env": "mathchat-v0"}, preset="official-compat").env == "mathchat-v0"
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("steps = 0", r"^--steps 0: must be at least 1 \(.*mine\.toml sets steps\)$"),
+        ("lr = 'x'", r"mine\.toml: --lr x: must be a number$"),
+        ("nope = 1", r"mine\.toml: unknown setting 'nope'"),
+        ("schedule = 'cosine'\nmin_lr = 1", r"\(.*mine\.toml sets min_lr\)$"),
+    ],
+)
+def test_what_a_file_sets_wrongly_is_said_of_the_file(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match=words):
+        resolve({}, file=path)
+
+
+def test_what_the_command_line_sets_is_not_said_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("steps = 3")
+    with pytest.raises(ConfigError, match=r"^--steps 0: must be at least 1$"):
+        resolve({"steps": 0}, file=path)
+
+
 def test_unknown_settings_and_broken_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text("stepz = 3\n")
