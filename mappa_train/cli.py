@@ -362,6 +362,7 @@ def _eval(options: argparse.Namespace, place: _Place) -> int:
     run = RunFolder.open(find_run(options.run))
     config = run.config()
     step = pick_step(run, options.step)
+    run.read_metrics()  # the report needs them: damage is told before the episodes are played
     _check_packages()
     from rich.console import Console
 

@@ -6,6 +6,7 @@ line ends may be of any kind. All else raises `DataError` with the file, the lin
 
 from __future__ import annotations
 
+import codecs
 import csv
 import itertools
 from collections import Counter
@@ -86,10 +87,12 @@ def read_cells(path: Path, names: list[str]) -> Iterator[list[str]]:
 
 def not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
     """What to raise for a file in another encoding."""
-    return DataError(
-        f"{path}: is not UTF-8 text ({error.reason}, byte {error.object[error.start]:#x}); convert it, "
-        "if it is Latin-1 by: iconv -f latin1 -t utf-8"
+    is_utf16 = error.start == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    known = (
+        "it looks like UTF-16, so by: iconv -f utf-16" if is_utf16 else "if it is Latin-1 by: iconv -f latin1"
     )
+    byte = f"byte {error.object[error.start]:#x}"
+    return DataError(f"{path}: is not UTF-8 text ({error.reason}, {byte}); convert it, {known} -t utf-8")
 
 
 def is_number(cell: str) -> bool:

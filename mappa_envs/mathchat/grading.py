@@ -105,6 +105,7 @@ def read_golds(gold: Gold) -> tuple[str, ...]:
     (('080', '081'), ('142',), ('7', 'x+1'))
     """
     if isinstance(gold, str):
+        gold = " ".join(gold.split())
         # "x = 1 or x = 2" is one answer, with two parts.
         is_one = re.search(r"[\\=<>]", gold) and not _ACCEPTED.search(gold)
         parts = [gold] if is_one else _EITHER.split(_NOTE.sub("", gold))

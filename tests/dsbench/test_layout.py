@@ -191,6 +191,15 @@ def test_latin_1_tables_say_how_to_convert_them(tmp_path: Path, file: str) -> No
         assert "iconv -f latin1 -t utf-8" in finding.message
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_utf_16_tables_say_how_to_convert_them(tmp_path: Path, encoding: str) -> None:
+    path = own(tmp_path) / "train.csv"
+    text = path.read_text() if encoding == "utf-16" else "\ufeff" + path.read_text()
+    path.write_bytes(text.encode(encoding))
+    (finding,) = check(tmp_path)
+    assert "it looks like UTF-16, so by: iconv -f utf-16 -t utf-8" in finding.message
+
+
 def test_latin_1_far_down_in_train_is_found_by_check(tmp_path: Path) -> None:
     path = own(tmp_path) / "train.csv"
     with path.open("ab") as file:

@@ -176,7 +176,7 @@ class LLMCoach:
         if is_about_the_key(error):
             todo = f"set {names}" if keys else f"{where} refuses the key: check {self._key_names()}"
         elif isinstance(error, TimeoutError | openai.APIConnectionError | openai.InternalServerError):
-            todo = f"{where} does not answer: is it up, and is --coach-base-url right?"
+            todo = f"no usable answer from {where}: is it up, and is --coach-base-url right?"
         elif isinstance(error, openai.NotFoundError | openai.BadRequestError):
             todo = "is the model's name right? Give provider/model as litellm does"
         else:
