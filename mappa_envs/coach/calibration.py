@@ -215,9 +215,11 @@ class CalibratedHindsightCoach(CalibratedCoach):
         found = await asked(self.coach, "score_episode", request)
         verdicts = checked_scores(self.coach, found, [role.name for role in request.team])
         turns, task_type = request.episode.turns, request.task.task_type
+        if len(verdicts) != len(turns):
+            return verdicts  # for the environment to refuse
         return [
             verdict and self._convert(verdict, turn, task_type)
-            for verdict, turn in zip(verdicts, turns, strict=False)
+            for verdict, turn in zip(verdicts, turns, strict=True)
         ]
 
 

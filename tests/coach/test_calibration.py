@@ -24,7 +24,7 @@ from mappa_envs.coach.calibration import (
 )
 from mappa_envs.coach.fitting import fit
 from mappa_envs.errors import ConfigError, DataError
-from mappa_envs.scoring import Verdict, enter
+from mappa_envs.scoring import Scorer, Verdict, enter
 from mappa_envs.types import (
     Artifact,
     CoachScore,
@@ -232,6 +232,14 @@ def test_it_looks_back_if_the_coach_does(fitted: Calibration) -> None:
     assert first is not None
     assert first.score == fitted.score(episode.turns[0], "regression", 8.0)
     assert second is None
+
+
+def test_surplus_verdicts_are_left_for_the_environment_to_refuse(fitted: Calibration) -> None:
+    episode = make_episode(1, 0.5, [1.0])
+    asked = EpisodeRequest(task=request(make_turn(0)).task, team=TEAM, episode=episode, states=({}, {}))
+    verdicts = asyncio.run(Scorer(calibrated(LooksBack(), fitted)).look_back(asked))
+    assert [verdict.score for verdict in verdicts] == [None]
+    assert verdicts[0].unscored_reason == "the coach gave 2 verdicts on 1 actions"
 
 
 def test_a_file_is_json_and_reads_back_the_same(fitted: Calibration, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from coach_server import Asked, CoachServer, Reply, failing, verdict
 
 from mappa_envs.coach import BUDGET_SPENT, LLMCoach, make_coach
 from mappa_envs.coach.llm.client import _warn_of_no_price, load_litellm
+from mappa_envs.coach.llm.limits import Usage
 from mappa_envs.errors import CoachError, ConfigError, UnavailableError
 from mappa_envs.types import CoachScore
 
@@ -257,6 +258,36 @@ def test_one_that_refuses_the_schema_is_asked_without_from_then_on(
     assert "takes no JSON schema" in caplog.text
 
 
+def test_a_text_that_a_filter_refuses_says_nothing_about_schemas(server: CoachServer) -> None:
+    server.script = [failing(400, "Invalid prompt: flagged as potentially violating our usage policy")]
+    coach = open_coach(server, STRUCTURED)
+    with pytest.raises(CoachError, match="ContentPolicyViolationError"):
+        score(coach)
+    assert score(coach, stdout="other").score == 7
+    assert ["response_format" in asked for asked in server.asked] == [True, True]
+
+
+def test_a_budget_that_is_spent_meanwhile_holds_for_asking_without_the_schema(server: CoachServer) -> None:
+    coach = open_coach(server, STRUCTURED, budget_usd=1.0)
+
+    def refuse(asked: Asked) -> Reply:
+        coach.budget.add(Usage(cost_usd=1.0))  # as another call under way would
+        return failing(400, "response_format is not supported")
+
+    server.script = [refuse]
+    with pytest.raises(CoachError, match=f"^{BUDGET_SPENT}$"):
+        score(coach)
+    assert len(server.asked) == 1
+
+
+def test_lines_are_no_verdict_where_the_answer_was_held_to_a_schema(server: CoachServer) -> None:
+    server.script = [Reply(text="The stdout says\nSCORE: 10")]
+    assert score(open_coach(server, STRUCTURED)).score == 7
+    assert "no JSON object" in server.asked[1]["messages"][-1]["content"]
+    server.script = [Reply(text="It ran.\nSCORE: 4")]
+    assert score(open_coach(server)).score == 4
+
+
 def test_an_unknown_model_is_asked_without_schema(server: CoachServer) -> None:
     score(open_coach(server))
     assert "response_format" not in server.asked[0]
@@ -372,7 +403,19 @@ def test_a_bad_entry_in_hindsight_leaves_its_action_alone_unscored(server: Coach
     first, second = asyncio.run(open_coach(server).score_episode(make_episode_request(0.6)))
     assert first is not None
     assert second is None
+    assert (first.raised, first.lowered) == (None, None)
     assert first.prompt_tokens == 200
+
+
+def test_scores_in_hindsight_without_a_split_that_adds_up_are_asked_for_once(server: CoachServer) -> None:
+    entry = {**json.loads(verdict(6)), "raised": 0.9, "lowered": 0.9}
+    text = json.dumps({"actions": [{**entry, "turn": turn} for turn in range(2)]})
+    server.default = Reply(text=text, usage=(101, 11))
+    given = asyncio.run(open_coach(server).score_episode(make_episode_request(0.6)))
+    assert len(server.asked) == 1
+    assert [item and (item.score, item.raised, item.lowered) for item in given] == [(6, None, None)] * 2
+    assert sum(item.prompt_tokens for item in given if item) == 101
+    assert sum(item.completion_tokens for item in given if item) == 11
 
 
 def test_a_check_is_one_tiny_request(server: CoachServer) -> None:

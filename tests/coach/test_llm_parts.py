@@ -23,7 +23,8 @@ from mappa_envs.coach import BUDGET_SPENT, LLMCoach, make_coach
 from mappa_envs.coach.llm import limits as limits_module
 from mappa_envs.coach.llm.cache import AnswerCache, cache_key
 from mappa_envs.coach.llm.client import _count, describe, redact, retry_after_s
-from mappa_envs.coach.llm.coach import _Question
+from mappa_envs.coach.llm.coach import _part, _Question
+from mappa_envs.coach.llm.fence import visible
 from mappa_envs.coach.llm.limits import Budget, Pace, Usage
 from mappa_envs.errors import CoachError, ConfigError
 
@@ -91,6 +92,31 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     (tmp_path / "file").write_text("")
     AnswerCache(tmp_path / "file").put("ab" * 32, "answer")
     assert "could not be kept" in caplog.text
+
+
+def test_an_answer_that_could_not_be_kept_leaves_nothing_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "ab" * 32
+    (tmp_path / "ab" / f"{key}.json").mkdir(parents=True)
+    AnswerCache(tmp_path).put(key, "answer")
+    assert "could not be kept" in caplog.text
+    assert [path.name for path in (tmp_path / "ab").iterdir()] == [f"{key}.json"]
+
+
+@pytest.mark.parametrize(
+    "char", [*"\ufe00\ufe0f\U000e0100\U000e01ef\u034f\u115f\u1160\u17b4\u180b\u2800\u3164\uffa0"]
+)
+def test_what_is_printable_and_yet_unseen_is_written_out(char: str) -> None:
+    assert char.isprintable()
+    assert visible(f"a{char}é") == f"a{char.encode('unicode_escape').decode()}é"
+
+
+@pytest.mark.parametrize(("tokens", "of"), [(0, 3), (2, 3), (100, 3), (7, 1), (10**9, 7)])
+def test_tokens_are_split_into_nearly_equal_parts_without_a_rest(tokens: int, of: int) -> None:
+    parts = [_part(tokens, part, of) for part in range(of)]
+    assert sum(parts) == tokens
+    assert max(parts) - min(parts) <= 1
 
 
 def test_the_key_depends_on_what_changes_the_answer_only() -> None:
@@ -230,7 +256,9 @@ def test_an_error_is_told_once_and_without_its_wrapping() -> None:
 
 def test_servers_named_in_the_environment_do_not_share_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = set()
-    question = _Question(system="s", parts=lambda scale: [], schema={}, read=lambda text, last: text)
+    question = _Question(
+        system="s", parts=lambda scale: [], schema={}, read=lambda text, last, structured: text
+    )
     for url in ("http://a/v1", "http://b/v1"):
         for name in ("OPENAI_API_BASE", "OPENAI_BASE_URL"):
             monkeypatch.setenv(name, url)

@@ -254,14 +254,6 @@ def test_a_bad_entry_is_asked_for_again_and_then_left_out_alone(bad: tuple[dict[
     assert second is None
 
 
-def test_a_split_that_does_not_add_up_is_asked_for_again_and_then_left_out() -> None:
-    text = episode(entry(0, raised=0.9), entry(1, raised=0.9))
-    with pytest.raises(VerdictError, match=r"sum to 1 .* sums to 1.8"):
-        read_episode(text, AGENTS, 2, 0.5, last=False)
-    verdicts = read_episode(text, AGENTS, 2, 0.5, last=True)
-    assert [v and (v.score, v.raised) for v in verdicts] == [(5, None), (5, None)]
-
-
 @pytest.mark.parametrize(
     "text", ["", verdict(), '{"actions": 3}', episode(entry(5)), episode(entry(0, 11)), '{"actions": []}']
 )
@@ -283,9 +275,3 @@ def test_an_episode_without_any_usable_verdict_is_none(text: str) -> None:
 )
 def test_absurd_answers_are_no_verdict_and_cost_no_time(text: str) -> None:
     assert parse_verdict(text) is None
-
-
-def test_huge_parts_of_an_outcome_are_no_split() -> None:
-    entries = [{"turn": turn, "score": 5, "reason": "x", "raised": 1e308, "lowered": 0} for turn in (0, 1)]
-    with pytest.raises(VerdictError, match='"raised" must be from 0 to 1'):
-        read_episode(json.dumps({"actions": entries}), AGENTS, 2, 1.0, last=False)

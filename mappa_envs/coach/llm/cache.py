@@ -40,9 +40,12 @@ class AnswerCache:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"key": key, "answer": answer}, file)
-            os.replace(name, path)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    json.dump({"key": key, "answer": answer}, file)
+                os.replace(name, path)
+            finally:
+                Path(name).unlink(missing_ok=True)  # there only if it could not be written or moved
         except OSError as error:
             log.warning("%s: the coach's answer could not be kept (%s)", path, error)
 

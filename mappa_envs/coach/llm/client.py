@@ -39,10 +39,14 @@ _SECRET = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a model said. `text` is "" where it said nothing; `cut` when a length limit ended it."""
+    """What a model said. `text` is "" where it said nothing.
+
+    `cut`: a length limit ended it; `structured`: it was held to the JSON schema.
+    """
 
     text: str
     cut: bool
+    structured: bool
     usage: Usage
 
 
@@ -104,14 +108,15 @@ class Client:
         try:
             return await self.call(messages, schema if self.structured else None)
         except load_litellm().BadRequestError as error:
-            if not self.structured or isinstance(error, load_litellm().ContextWindowExceededError):
+            if not self.structured or isinstance(error, _about_the_text()):
                 raise
-            # Ask without a schema from now on; if that is refused too, it was not the schema.
-            await self._wait(messages, deadline)
-            reply = await self.call(messages, None)
-            log.warning("the coach %s takes no JSON schema: it is asked for plain JSON", self.model)
-            self._structured = False
-            return reply
+        # Ask without a schema from now on; if that is refused too, it was not the schema.
+        await self._wait(messages, deadline)
+        self.budget.check()
+        reply = await self.call(messages, None)
+        log.warning("the coach %s takes no JSON schema: it is asked for plain JSON", self.model)
+        self._structured = False
+        return reply
 
     async def call(self, messages: Messages, schema: Mapping[str, Any] | None) -> Reply:
         """One request, without retries and limits."""
@@ -125,7 +130,7 @@ class Client:
                 options["api_key"] = (
                     "none"  # a server of one's own rarely asks for one, the client always does
                 )
-        reply = self._read(await self._complete(messages, options))
+        reply = self._read(await self._complete(messages, options), structured=schema is not None)
         self.budget.add(reply.usage)
         return reply
 
@@ -156,7 +161,7 @@ class Client:
         await self.pace.wait(sum(len(message["content"]) for message in messages))
         deadline.reschedule(None if when is None else when + time.monotonic() - start)
 
-    def _read(self, answer: Any) -> Reply:
+    def _read(self, answer: Any, *, structured: bool) -> Reply:
         usage = getattr(answer, "usage", None)
         prompt = _count(getattr(usage, "prompt_tokens", 0))
         completion = _count(getattr(usage, "completion_tokens", 0))
@@ -164,6 +169,7 @@ class Client:
         return Reply(
             text=(choice.message.content or "") if choice else "",
             cut=choice is not None and choice.finish_reason == "length",
+            structured=structured,
             usage=Usage(
                 prompt_tokens=prompt,
                 completion_tokens=completion,
@@ -224,6 +230,12 @@ def load_litellm() -> Any:
     logging.getLogger("LiteLLM").setLevel(logging.CRITICAL)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     return litellm
+
+
+def _about_the_text() -> tuple[type[Exception], ...]:
+    """Bad requests that are so with and without a schema."""
+    litellm = load_litellm()
+    return litellm.ContextWindowExceededError, litellm.ContentPolicyViolationError
 
 
 @contextmanager

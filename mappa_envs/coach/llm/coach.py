@@ -54,13 +54,14 @@ _ADDRESS_NAME = re.compile(r"(?:API_BASE|BASE_URL|API_URL|ENDPOINT)$")
 class _Question(Generic[T]):
     """One thing to ask. `parts` gives the evidence at a scale, `read` makes something of an answer.
 
-    `read` raises `VerdictError` for what cannot be used; `last` is True when there is no further try.
+    `read` takes the text, whether there is no further try, and whether the answer was held to the schema. It
+    raises `VerdictError` for what cannot be used.
     """
 
     system: str
     parts: Callable[[float], list[Part]]
     schema: Mapping[str, Any]
-    read: Callable[[str, bool], T]
+    read: Callable[[str, bool, bool], T]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +127,12 @@ class LLMCoach:
             system=system_message(request.team, hindsight=False),
             parts=lambda scale: action_parts(request, scale),
             schema=verdict_schema(agents),
-            read=lambda text, last: read_verdict(text, agents, num_earlier),
+            read=lambda text, last, structured: read_verdict(
+                text, agents, num_earlier, structured=structured
+            ),
         )
         answer = await in_shared_loop(self._answer(question))
-        return self._signed(answer.value, answer, 1)
+        return self._signed(answer.value, answer)
 
     async def score_episode(self, request: EpisodeRequest) -> Sequence[CoachScore | None]:
         """The verdicts on all actions of a finished episode, from one question. Raises `CoachError`."""
@@ -140,11 +143,12 @@ class LLMCoach:
             system=system_message(request.team, hindsight=True),
             parts=lambda scale: episode_parts(request, scale),
             schema=episode_schema(agents),
-            read=lambda text, last: read_episode(text, agents, count, value, last=last),
+            read=lambda text, last, structured: read_episode(text, agents, count, value, last=last),
         )
         answer = await in_shared_loop(self._answer(question))
         scored = sum(score is not None for score in answer.value)
-        return [score and self._signed(score, answer, scored) for score in answer.value]
+        parts = iter(range(scored))
+        return [score and self._signed(score, answer, next(parts), scored) for score in answer.value]
 
     async def check(self) -> None:
         """Ask the model for one word. Raises `UnavailableError` or `ConfigError`, which say what to do."""
@@ -229,7 +233,7 @@ class LLMCoach:
             try:
                 if reply.cut:
                     raise VerdictError("it was cut off by the length limit; be brief")
-                return question.read(reply.text, last), reply.text, usage
+                return question.read(reply.text, last, reply.structured), reply.text, usage
             except VerdictError as error:
                 problem = str(error)
             if reply.text.strip():
@@ -255,22 +259,27 @@ class LLMCoach:
         if text is None:
             return None
         try:
-            return question.read(text, True)
+            return question.read(text, True, False)  # its form was let pass when it was given
         except VerdictError as error:
             log.warning("a kept verdict cannot be used and is asked for again: %s", error)
             return None
 
-    def _signed(self, score: CoachScore, answer: _Answer[Any], share: int) -> CoachScore:
-        """With model, cost and time. The cost of one answer is split evenly over its `share` verdicts."""
+    def _signed(self, score: CoachScore, answer: _Answer[Any], part: int = 0, of: int = 1) -> CoachScore:
+        """With model, cost and time. The cost of one answer is split evenly over its `of` verdicts."""
         return replace(
             score,
             model=self.model,
-            prompt_tokens=answer.usage.prompt_tokens // share,
-            completion_tokens=answer.usage.completion_tokens // share,
-            cost_usd=(answer.usage.cost_usd or 0.0) / share,
+            prompt_tokens=_part(answer.usage.prompt_tokens, part, of),
+            completion_tokens=_part(answer.usage.completion_tokens, part, of),
+            cost_usd=(answer.usage.cost_usd or 0.0) / of,
             latency_s=answer.latency_s,
             cached=answer.cached,
         )
+
+
+def _part(tokens: int, part: int, of: int) -> int:
+    """One of nearly equal parts that sum to all tokens."""
+    return tokens * (part + 1) // of - tokens * part // of
 
 
 def _servers() -> dict[str, str]:

@@ -12,6 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _SUSPECT = re.compile(r"[^\x20-\x7e\n\t]")
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Printable by Unicode, but seen by nobody: fillers and variation selectors, which can carry any text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +35,17 @@ def new_nonce() -> str:
 def visible(text: str) -> str:
     """The text with every character that a reader cannot see, or that steers a display, written out.
 
-    Escapes, zero-width and bidirectional marks, tag characters and odd blanks become `\\x1b`, `\\u202e` …
+    Escapes, zero-width and bidirectional marks, tag characters, variation selectors and odd blanks become
+    `\\x1b`, `\\u202e` …
     """
     return _SUSPECT.sub(lambda found: _written_out(found[0]), text)
 
 
 def _written_out(char: str) -> str:
+    if char.isprintable() and not _BLANK.match(char):
+        return char
     # "replace": a lone surrogate has no name of its own in UTF-8, but does have an escape.
-    return char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode("ascii")
+    return char.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def fenced(parts: Iterable[Part], nonce: str) -> str:

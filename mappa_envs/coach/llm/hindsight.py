@@ -17,35 +17,34 @@ def read_episode(
 ) -> Verdicts:
     """One verdict an action, in their order, with the outcome split over them where it is known.
 
-    Raises `VerdictError` if anything cannot be used; on the `last` try only if nothing can: then a bad entry
-    is None, and a split that does not add up is left out of all.
+    Raises `VerdictError` if a verdict cannot be used; on the `last` try only if none can: then a bad entry is
+    None. A split that does not add up, or lacks an entry, is left out of all.
     """
-    entries = read_actions(text, agents, num_actions)
     verdicts: Verdicts = []
-    for turn, entry in enumerate(entries):
+    entries: list[Mapping[str, Any]] = []
+    for turn, entry in enumerate(read_actions(text, agents, num_actions)):
         try:
             if isinstance(entry, VerdictError):
                 raise entry
             verdicts.append(to_score({**entry, "revisions": None}, agents, None))
+            entries.append(entry)
         except VerdictError as error:
             if not last:
                 raise VerdictError(f"turn {turn}: {error}") from None
             verdicts.append(None)
-    if all(verdict is None for verdict in verdicts):
+    if not entries:
         raise VerdictError("no entry can be used")
-    if outcome is None:
+    if outcome is None or len(entries) < num_actions:
         return verdicts
     try:
         return _split(verdicts, entries, outcome)
     except VerdictError:
-        if not last:
-            raise
-        return verdicts
+        return verdicts  # the scores are there: not worth asking about the whole episode again
 
 
-def _split(verdicts: Verdicts, entries: list[Mapping[str, Any] | VerdictError], outcome: float) -> Verdicts:
+def _split(verdicts: Verdicts, entries: list[Mapping[str, Any]], outcome: float) -> Verdicts:
     def parts(name: str, total: float) -> list[float]:
-        values = [0.0 if isinstance(entry, VerdictError) else entry.get(name) for entry in entries]
+        values = [entry.get(name) for entry in entries]
         # Where there is nothing to share out, whatever was said means nothing.
         return [total * share for share in read_shares(values, name)] if total else [0.0] * len(values)
 

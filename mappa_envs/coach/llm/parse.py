@@ -9,8 +9,8 @@ A verdict is one JSON object that ends the answer:
 or zeros only, blame nobody. Thinking in `<think>` before it, prose before it and a code fence around it are
 fine; a second, different verdict, or a piece that looks like one, is not: it could be an agent's, quoted.
 Revisions are caps: they lower what earlier turns have, and never raise it.
-Where there is no JSON at all, lines are read: prose, then `SCORE: 7` as the last line, which may be followed
-by `BLAME: modeler_0=0.5, analyst_0=0.5`.
+Where there is no JSON at all and none could be demanded by schema, lines are read: prose, then `SCORE: 7` as
+the last line, which may be followed by `BLAME: modeler_0=0.5, analyst_0=0.5`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ ROUNDING = 0.02
 _KEY = re.compile(r"""["']score["']\s*:""", re.IGNORECASE)
 _START = re.compile(r"""\{(?:\s*["']|[ \t\r\n]*\})""")
 """The start of an object: what begins otherwise is none, and need not be tried."""
+_THINK = re.compile(r"\s*<think(?:ing)?>", re.IGNORECASE)
+_THOUGHT = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+_THOUGHT_LINE = re.compile(rf"^[ \t]*{_THOUGHT.pattern}[ \t\r]*$", re.IGNORECASE | re.MULTILINE)
 _TAIL = re.compile(r"\s*(```\s*)?\Z")
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _SCORE_LINE = re.compile(
@@ -56,16 +59,22 @@ def parse_verdict(text: str) -> CoachScore | None:
 
 
 def read_verdict(
-    text: str, agents: Collection[str] | None = None, num_earlier: int | None = None
+    text: str,
+    agents: Collection[str] | None = None,
+    num_earlier: int | None = None,
+    *,
+    structured: bool = False,
 ) -> CoachScore:
     """The verdict on one action. Raises `VerdictError`.
 
     `agents` are those who can be blamed, `num_earlier` the number of turns whose score can be revised; None
-    takes any.
+    takes any. A `structured` answer was held to a JSON schema: lines in it are no verdict.
     """
     answer = _without_thinking(text)
-    found = _final_object(answer, "score")
+    found = _final_object(answer, "score", first="reason")
     if found is None:
+        if structured:
+            raise VerdictError('there is no JSON object with a "score" at the end of the answer')
         found = _read_lines(answer)
     return to_score(found, agents, num_earlier)
 
@@ -77,7 +86,7 @@ def read_actions(
 
     Raises `VerdictError` when there is no list of verdicts at all.
     """
-    found = _final_object(_without_thinking(text), "actions")
+    found = _final_object(_without_thinking(text), "actions", first="actions")
     listed = found.get("actions") if found else None
     if not isinstance(listed, list):
         raise VerdictError('there is no JSON object with a list of "actions" at the end of the answer')
@@ -198,21 +207,42 @@ def _without_thinking(text: str) -> str:
     """The answer itself. Raises `VerdictError` where there is none."""
     if len(text) > MAX_CHARS:
         raise VerdictError("the answer is far too long")
-    if not text.lstrip().startswith("<think>"):
+    if not _THINK.match(text):
         return text
-    _, closed, answer = text.partition("</think>")
-    if not closed:
+    closed = _THOUGHT.search(text)
+    if closed is None:
         raise VerdictError("the thinking was never closed, so there is no answer")
-    return answer
+    return text[closed.end() :]
 
 
-def _final_object(text: str, key: str) -> dict[str, Any] | None:
+def _after_thought(text: str) -> str:
+    """What follows a line `</think>`: many chat templates open the thinking in the prompt.
+
+    Not after an object on lines of its own, which may be the verdict, and the tag a quotation. Raises
+    `VerdictError` for a broken object.
+    """
+    if not _THOUGHT_LINE.search(text):
+        return text
+    position = 0
+    for _, start, end in _objects(text)[0]:
+        if closed := _THOUGHT_LINE.search(text, position, start):
+            return text[closed.end() :]
+        if _starts_line(text, start, after=position):
+            return text
+        position = end
+    closed = _THOUGHT_LINE.search(text, position)
+    return text[closed.end() :] if closed else text
+
+
+def _final_object(text: str, key: str, first: str) -> dict[str, Any] | None:
     """The object with this key that ends the answer; None where nothing looks like one.
 
-    Raises `VerdictError` where something looks like a verdict and is not plainly the only one.
+    One that has the `first` key alone was ended by a quotation in it. Raises `VerdictError` where something
+    looks like a verdict and is not plainly the only one.
     """
+    text = _after_thought(text)
     objects, rest = _objects(text)
-    verdicts = [found for found, _, _ in objects if key in found]
+    verdicts = [found for found, _, _ in objects if key in found or first in found]
     if _KEY.search(rest) or (_KEY.search(text) and not verdicts):
         raise VerdictError(_MALFORMED)
     if not verdicts:
@@ -220,9 +250,15 @@ def _final_object(text: str, key: str) -> dict[str, Any] | None:
     if any(found != verdicts[0] for found in verdicts[1:]):
         raise VerdictError("there is more than one verdict in the answer; give exactly one")
     last, start, end = objects[-1]
-    if key not in last or not _TAIL.match(text, end) or text[text.rfind("\n", 0, start) + 1 : start].strip():
+    if key not in last or not _TAIL.match(text, end) or not _starts_line(text, start):
         raise VerdictError("the verdict must stand on lines of its own at the end of the answer")
     return last
+
+
+def _starts_line(text: str, position: int, after: int = 0) -> bool:
+    """Whether blanks alone stand before it on its line. `after`: where the last object ended, if one did."""
+    _, line_break, before = text[after:position].rpartition("\n")
+    return not before.strip() and bool(line_break or not after)
 
 
 def _objects(text: str) -> tuple[list[tuple[dict[str, Any], int, int]], str]:
@@ -230,7 +266,8 @@ def _objects(text: str) -> tuple[list[tuple[dict[str, Any], int, int]], str]:
 
     Raises `VerdictError` for a broken one: what is quoted in it could pass for the verdict.
     """
-    decoder = json.JSONDecoder(object_pairs_hook=_without_doubles, parse_constant=_refuse)
+    # Not strict: models break lines within strings, in code above all.
+    decoder = json.JSONDecoder(strict=False, object_pairs_hook=_without_doubles, parse_constant=_refuse)
     objects: list[tuple[dict[str, Any], int, int]] = []
     rest, position = [], 0
     while opened := _START.search(text, position):
