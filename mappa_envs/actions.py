@@ -26,7 +26,11 @@ END_MARKERS = (
     "</s>",
 )
 
-_THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+_FENCE_OR_TAG = re.compile(
+    rf"""(?P<fence>^[ \t]*`{{3,}}|`{{3,}}[ \t]*(?:{"|".join(CODE_TAGS)})\b)
+    |(?P<begins>^[ \t]*)?(?P<tag><(?P<closes>/?)think(?:ing)?>)""",
+    re.IGNORECASE | re.MULTILINE | re.VERBOSE,
+)
 _MARKER = re.compile("|".join(map(re.escape, END_MARKERS)))
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FENCE = re.compile(r"`{3,}")
@@ -43,21 +47,32 @@ def strip_reasoning(text: str) -> str:
     """The text outside `<think>` … `</think>`, without blanks around it.
 
     Before a `</think>` that nothing opened, all is reasoning (many chat templates open it in the prompt);
-    after a `<think>` that nothing closes, too.
+    after a `<think>` that nothing closes, too. A tag in quotes is a mention, and so is one within a line of a
+    fenced block.
     """
     kept: list[str] = []
-    position, inside = 0, False
-    for tag in _THINK.finditer(text):
-        if not inside:
-            kept.append(text[position : tag.start()])
-        if tag[1] and not inside:
+    position, is_inside, in_block = 0, False, False
+    for found in _FENCE_OR_TAG.finditer(text):
+        if found["fence"]:
+            in_block ^= not is_inside
+            continue
+        start, end = found.span("tag")
+        if not is_inside and ((in_block and found["begins"] is None) or _is_quoted(text, start, end)):
+            continue
+        if not is_inside:
+            kept.append(text[position:start])
+        if found["closes"] and not is_inside:
             kept.clear()
-        inside = not tag[1]
-        position = tag.end()
-    if not inside:
+            in_block = False  # a draft that was left open
+        is_inside, position = not found["closes"], end
+    if not is_inside:
         kept.append(text[position:])
     # A line break between the pieces: joined without one, two halves could make up a tag.
     return "\n".join(piece for piece in kept if piece).strip()
+
+
+def _is_quoted(text: str, start: int, end: int) -> bool:
+    return start > 0 and text[start - 1] in "\"'`" and text[end : end + 1] == text[start - 1]
 
 
 def handover_text(text: str) -> str:

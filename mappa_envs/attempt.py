@@ -84,7 +84,7 @@ class Attempt:
             seed=seed,
             start_role=start_role,
         )
-        self.files: dict[str, int | None] = {name: _size(path) for name, path in task.files.items()}
+        self.files: dict[str, int | None] = {name: path.stat().st_size for name, path in task.files.items()}
         self.artifacts = {
             path: Artifact(path=path, status="missing", problem=f"there is no {path}")
             for path in rules.required
@@ -221,14 +221,19 @@ class Attempt:
         return Step(turn=turns[-1], corrections=corrections, stop=stop)
 
     async def _run(self, role: Role, draft: Turn) -> tuple[Turn, dict[str, Artifact]]:
-        """Run the message's code and look at the files where it touched any that matter."""
+        """Run the message's code and look at the files where it touched any that matter.
+
+        Also at one that could not be looked at before: the machine may have been too slow then.
+        """
         start = time.monotonic()
         tool, after = None, self.artifacts
         if blocks := extract_code(draft.action):
             tool = _clean(await self.workspace.run(blocks))
             touched = {file.path for file in tool.files}
             reached = _with_folders(touched)
-            if self.artifacts and reached & (set(self.artifacts) | set(self.task.files)):
+            matter = {*self.artifacts, *self.task.files} if self.artifacts else set()
+            unclear = any(artifact.status == "unverifiable" for artifact in self.artifacts.values())
+            if unclear or reached & matter:
                 found = await self.hooks.inspect(self.workspace, self.task, self.artifacts, touched)
                 after = {
                     path: self._signed(found.get(path, before), reached, draft.index)
@@ -267,9 +272,14 @@ class Attempt:
         if turn.index + 1 >= self.rules.max_turns:
             return None, StopReason.MAX_TURNS
         limit_s = self.rules.time_limit_s
-        if limit_s is not None and time.monotonic() - self._started_s > limit_s:
+        if limit_s is not None and self._played_s() > limit_s:
             return None, StopReason.TIME
         return following, None
+
+    def _played_s(self) -> float:
+        """How long the team has taken. An inline coach's time is known by now, and not the team's."""
+        coach_s = sum(turn.coach_s for turn in self.episode.turns)
+        return time.monotonic() - self._started_s - coach_s
 
     def _successor(self, role: Role, turn: Turn) -> str | None:
         names = [member.name for member in self.rules.team]
@@ -332,11 +342,6 @@ def _with_folders(paths: Set[str]) -> set[str]:
         while path := path.rpartition("/")[0]:
             found.add(path)
     return found
-
-
-def _size(path: object) -> int | None:
-    stat = getattr(path, "stat", None)
-    return int(stat().st_size) if stat is not None else None
 
 
 def _clean(tool: ToolResult) -> ToolResult:

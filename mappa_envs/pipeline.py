@@ -27,9 +27,9 @@ from mappa_envs.sampling import pick
 from mappa_envs.sandbox import open_sandbox
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 from mappa_envs.scoring import Correction, Scoring, check_coach
-from mappa_envs.spaces import MAX_CHARS, FreeText, check_action, prompt_space, state_space
+from mappa_envs.spaces import MAX_CHARS, FreeText, check_action, prompt_space, state_of, state_space
 from mappa_envs.types import Artifact, Episode, Message, Outcome, Role, StopReason, Task
-from mappa_envs.view import View, Visibility, file_trail, newest_turn, printable, prompt_text, transcript
+from mappa_envs.view import View, Visibility, ending, newest_turn, printable, prompt_text, transcript
 
 LARGE_FILE_BYTES = 32 << 20
 """Larger files of a task are shown to every episode read-only, smaller ones copied into its workspace."""
@@ -49,7 +49,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         one is opened at the first reset and closed by `close`.
     max_turns : bound of an episode, which is truncated there; None = all actions that the team has, four
         times as many if a role names who follows.
-    time_limit_s : wall-clock bound of an episode, looked at after each action; None = no bound.
+    time_limit_s : bound of an episode's time, the coach's left out, looked at after each action; None = none.
     visibility : "full" = a role sees what every upstream teammate handed over, "previous" = the last one.
     handover : "artifacts" = a role is done when all its required files are valid, or as with "message":
         when it sends no code or has used up its actions.
@@ -172,7 +172,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
     def last(self, observe: bool = True) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """PettingZoo's `last`. Raises `RuntimeError` before `reset`."""
         assert self._running
-        return super().last(observe)
+        return super().last(observe)  # type: ignore[no-any-return]  # untyped base
 
     def step(self, action: Any) -> None:
         """The whole message of the agent to act; None for an agent that is done."""
@@ -188,7 +188,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
             wait_for(self.aclose())
 
     def cut(self, reason: StopReason) -> None:
-        """End the episode from outside, for example because a prompt no longer fits (`CONTEXT`)."""
+        """In place of `step`: end the episode, for example because a prompt no longer fits (`CONTEXT`)."""
         wait_for(self.acut(reason))
 
     def sibling(self, coach: Coach | None) -> Self:
@@ -208,6 +208,8 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         task = pick(self.tasks, (options or {}).get("task_id"), number)
         start = self.rules.start((options or {}).get("start_role"))
         await self._end_attempt()
+        # Should the rest fail, the episode before is over even so.
+        self._attempt, self.agents = None, []
         self._workspace = workspace = await self._open_sandbox().open(task.files)
         try:
             if start is not None:
@@ -237,8 +239,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         if self._is_over():
             self._was_dead_step(action)
             return
-        text = check_action(self.agent_selection, action)
-        self._show(await self._running.play(text))
+        self._show(await self._running.play(check_action(self.agent_selection, action)))
         if self.episode.stop_reason is not None:
             await self._close_workspace()
             if wait_for_scores:
@@ -250,12 +251,16 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         """`cut` in the caller's event loop: everything is truncated; what is there is graded."""
         if self._is_over():
             raise RuntimeError(f"{self.env_id}: the episode is over already")
+        # As `step` does: what `last` told of the acting agent's reward is not told again.
+        self._cumulative_rewards[self.agent_selection] = 0.0
         self._clear_rewards()
         self._end_agents(await self._running.end(reason))
         self._update_infos(())
         await self._close_workspace()
         if wait_for_scores:
             await self.scores()
+        if self.render_mode == "human":
+            print(*ending(self.episode))
 
     async def scores(self) -> tuple[float | None, ...]:
         """The final score of each turn of the finished episode, None = unscored.
@@ -266,8 +271,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         """
         if self._running.episode.stop_reason is None:
             raise RuntimeError(f"{self.env_id}: scores() is for a finished episode")
-        paid = await self._running.settle()
-        if paid is not None:
+        if (paid := await self._running.settle()) is not None:
             self._pay(paid)
         return tuple(turn.final_score for turn in self.episode.turns)
 
@@ -289,11 +293,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
 
     def state(self) -> Any:
         """The whole transcript and file trail; see `state_space`."""
-        return {
-            "transcript": transcript(self.episode)[:MAX_CHARS],
-            "files": file_trail(self.episode)[:MAX_CHARS],
-            "turn": np.array(len(self.episode.turns), dtype=np.int64),
-        }
+        return state_of(self.episode)
 
     def render(self) -> str | None:
         """The transcript ("ansi"), or print the newest turn ("human")."""
@@ -375,8 +375,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
     def _open_sandbox(self) -> Sandbox:
         if self._sandbox is None:
             kind = self._sandbox_kind or "auto"
-            shared = large_files(self.tasks)
-            self._sandbox = open_sandbox(kind, self.limits, self.packages, shared=shared)
+            self._sandbox = open_sandbox(kind, self.limits, self.packages, shared=large_files(self.tasks))
         return self._sandbox
 
     async def _end_attempt(self) -> None:

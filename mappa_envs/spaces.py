@@ -10,6 +10,9 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.spaces import Dict as DictSpace
 
+from mappa_envs.types import Episode
+from mappa_envs.view import file_trail, transcript
+
 MAX_CHARS = 2_000_000
 _SAMPLES = (
     "I hand over.",
@@ -88,3 +91,12 @@ def prompt_space() -> DictSpace:
 def state_space() -> DictSpace:
     """The whole episode: its transcript, the trail of its files, the turns so far."""
     return DictSpace({"transcript": FreeText(), "files": FreeText(), "turn": _count_space()})
+
+
+def state_of(episode: Episode) -> dict[str, Any]:
+    """The element of `state_space` for an episode."""
+    return {
+        "transcript": transcript(episode)[:MAX_CHARS],
+        "files": file_trail(episode)[:MAX_CHARS],
+        "turn": np.array(len(episode.turns), dtype=np.int64),
+    }

@@ -111,13 +111,27 @@ def prompt_text(messages: Sequence[Message]) -> str:
 
 def transcript(episode: Episode) -> str:
     """All actions and their outputs."""
-    return "\n".join([_heading(episode), *map(_turn_text, episode.turns), *_ending(episode)])
+    return "\n".join([_heading(episode), *map(_turn_text, episode.turns), *ending(episode)])
 
 
 def newest_turn(episode: Episode) -> str:
     """The part of the transcript that came with the newest turn."""
     heading = [_heading(episode)] if len(episode.turns) < 2 else []
-    return "\n".join([*heading, *map(_turn_text, episode.turns[-1:]), *_ending(episode)])
+    return "\n".join([*heading, *map(_turn_text, episode.turns[-1:]), *ending(episode)])
+
+
+def ending(episode: Episode) -> list[str]:
+    """The line that closes the transcript; [] while the episode goes on."""
+    if episode.stop_reason is None:
+        return []
+    outcome = "none" if episode.outcome is None else f"{episode.outcome:.3g}"
+    grade = f" ({episode.grade_code})" if episode.grade_code else ""
+    return [f"=== {episode.stop_reason}: outcome {outcome}{grade}, success {episode.success} ==="]
+
+
+def one_line(text: str) -> str:
+    """A file's name, or words with names in them, that cannot leave their line of a list."""
+    return text if text.isprintable() else ascii(text)
 
 
 def printable(text: str) -> str:
@@ -147,18 +161,10 @@ def _turn_text(turn: Turn) -> str:
     return "\n".join(lines)
 
 
-def _ending(episode: Episode) -> list[str]:
-    if episode.stop_reason is None:
-        return []
-    outcome = "none" if episode.outcome is None else f"{episode.outcome:.3g}"
-    grade = f" ({episode.grade_code})" if episode.grade_code else ""
-    return [f"=== {episode.stop_reason}: outcome {outcome}{grade}, success {episode.success} ==="]
-
-
 def file_trail(episode: Episode) -> str:
     """Which turn created, changed or deleted which file, one a line."""
     return "\n".join(
-        f"{turn.index} {turn.agent} {file.change} {file.path} {file.size} {file.sha256}"
+        f"{turn.index} {turn.agent} {file.change} {one_line(file.path)} {file.size} {file.sha256}"
         for turn in episode.turns
         if turn.tool is not None
         for file in turn.tool.files

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from mappa_envs.dsbench import facts, metrics
 from mappa_envs.dsbench.csv_files import read_cells
-from mappa_envs.dsbench.grading import MAX_BYTES, TaskSpec, canonical
+from mappa_envs.dsbench.grading import TaskSpec, canonical, size_limit
 from mappa_envs.dsbench.worker_script import script
 from mappa_envs.sandbox.base import Workspace
 from mappa_envs.types import Artifact
@@ -128,8 +128,6 @@ async def inspect(
 def job(path: str, spec: TaskSpec, tables: Tables) -> dict[str, Any]:
     """What the workers are told of the task, as JSON values: nothing of it is secret."""
     hidden = [*spec.target_columns, *([spec.label_column] if spec.label_column else [])]
-    # Four times the answers, as for the grader, if their cells have 20 characters.
-    num_cells = tables.test_rows * (1 + len(spec.target_columns))
     return {
         "path": path,
         "id": spec.id_column,
@@ -145,7 +143,7 @@ def job(path: str, spec: TaskSpec, tables: Tables) -> dict[str, Any]:
         "test_sha256": tables.test_sha256,
         "max_compared_bytes": MAX_COMPARED_BYTES,
         "ids_sha256": tables.ids_sha256,
-        "max_submission_bytes": max(MAX_BYTES, 4 * 20 * num_cells),
+        "max_submission_bytes": size_limit(tables.test_rows, spec),
     }
 
 

@@ -52,7 +52,7 @@ from mappa_envs.coach.base import Coach
 from mappa_envs.dsbench import artifacts, prompts, scores
 from mappa_envs.dsbench.csv_files import read_columns, read_header
 from mappa_envs.dsbench.grader_process import judge_apart
-from mappa_envs.dsbench.grading import MAX_BYTES, Grade, TaskSpec
+from mappa_envs.dsbench.grading import Grade, TaskSpec, size_limit
 from mappa_envs.dsbench.metrics import REPORT_KEYS
 from mappa_envs.dsbench.tasks import DSBenchTask, load_tasks, too_good
 from mappa_envs.errors import ConfigError
@@ -87,7 +87,8 @@ class DSBenchEnv(PipelineEnv):
     tasks : "embedded", a folder of tasks (see `load_tasks`), or tasks that are loaded already.
     split : "train", "val", "test" or None for all; only for a source that is loaded here.
     max_actions : the most messages of each role.
-    prompt_style : "full", or "starter" for a very small model: short, with a script to start from.
+    prompt_style : "full", or "starter" for a very small model: short, with a script to start from
+        for each of these three roles.
     team : other roles in place of `dsbench_team(max_actions)`.
     options : those of `PipelineEnv`: coach, sandbox, limits, packages, visibility, handover, ground_truth
         (here "final" unless set), scoring, max_turns, time_limit_s, render_mode.
@@ -150,7 +151,8 @@ class DSBenchEnv(PipelineEnv):
 
     async def grade(self, workspace: Workspace, task: Task, episode: Episode) -> Outcome:
         mine = _own(task)
-        limit = max(MAX_BYTES, 4 * mine.answers.stat().st_size)
+        tables = artifacts.Tables.read(mine.files["train.csv"], mine.files["test.csv"], mine.spec)
+        limit = size_limit(tables.test_rows, mine.spec)
         try:
             content = await workspace.read(SUBMISSION, limit)
         except FileNotFoundError:
@@ -175,7 +177,7 @@ def _outcome(task: DSBenchTask, verdict: Grade, figures: Mapping[str, float | No
         words.append("suspicious: such a score is hardly to be had without the answers")
     known = dict.fromkeys(REPORT_KEYS) | dict(figures)
     return Outcome(
-        value=min(1.0, max(0.0, relative or 0.0)),
+        value=relative or 0.0,
         success=verdict.valid,
         code=verdict.code,
         message="; ".join(filter(None, words)),

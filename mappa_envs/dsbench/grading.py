@@ -52,13 +52,14 @@ __all__ = [
     "grade",
     "judge",
     "perfect_submission",
-    "report",
+    "size_limit",
 ]
 
 Figures = dict[str, float | None]
 
-MAX_BYTES = 32 * 2**20
-"""The size limit of a submission, unless the answers are so big that four times their size is more."""
+LEAST_LIMIT_BYTES = 32 * 2**20
+CELL_BYTES, TEXT_BYTES = 80, 1000
+"""What a cell of a submission may have on average: a number in full has 25 characters."""
 
 
 @dataclass(frozen=True)
@@ -138,28 +139,27 @@ class _Answers:
     """One list a target column, cells as written; for class probabilities the one-hot truth."""
     labels: tuple[str, ...]
     positive: str | None
-    size: int
 
 
-def grade(
-    submission: Path | bytes | None, answers: Path, spec: TaskSpec, *, max_bytes: int | None = None
-) -> Grade:
+def size_limit(num_rows: int, spec: TaskSpec) -> int:
+    """The most bytes that a submission of so many rows may have."""
+    is_text = metrics.metric(spec.metric).family is Family.TEXT
+    num_cells = num_rows * (1 + len(spec.target_columns))
+    return max(LEAST_LIMIT_BYTES, num_cells * (TEXT_BYTES if is_text else CELL_BYTES))
+
+
+def grade(submission: Path | bytes | None, answers: Path, spec: TaskSpec) -> Grade:
     """Grade a submission, given as a path, as content, or None where there is no file.
 
     A path that is a symbolic link, a folder or a pipe is never followed nor read. Raises `DataError` only
     if the answers themselves cannot be used.
     """
-    return _grade(submission, answers, spec, max_bytes)[0]
-
-
-def report(submission: Path | bytes | None, answers: Path, spec: TaskSpec) -> Figures:
-    """The figures of `metrics.REPORT_KEYS` for a submission; all None if it is not valid."""
-    return judge(submission, answers, spec)[1]
+    return _grade(submission, answers, spec)[0]
 
 
 def judge(submission: Path | bytes | None, answers: Path, spec: TaskSpec) -> tuple[Grade, Figures]:
-    """`grade` and `report` in one reading."""
-    verdict, aligned = _grade(submission, answers, spec, None)
+    """`grade`, and the figures of `metrics.REPORT_KEYS`: all None if the submission is not valid."""
+    verdict, aligned = _grade(submission, answers, spec)
     if aligned is None:
         return verdict, dict.fromkeys(metrics.REPORT_KEYS)
     family = metrics.metric(spec.metric).family
@@ -168,12 +168,10 @@ def judge(submission: Path | bytes | None, answers: Path, spec: TaskSpec) -> tup
     )
 
 
-def _grade(
-    submission: Path | bytes | None, answers: Path, spec: TaskSpec, max_bytes: int | None
-) -> tuple[Grade, _Aligned | None]:
+def _grade(submission: Path | bytes | None, answers: Path, spec: TaskSpec) -> tuple[Grade, _Aligned | None]:
     warnings: list[str] = []
     try:
-        aligned = _align(submission, _read_answers(answers, spec), spec, warnings, max_bytes)
+        aligned = _align(submission, _read_answers(answers, spec), spec, warnings)
         score = _score(aligned, spec)
     except Invalid as fault:
         return Grade(False, fault.code, None, tuple(warnings), str(fault)), None
@@ -210,14 +208,9 @@ def perfect_submission(answers: Path, spec: TaskSpec) -> bytes:
 
 
 def _align(
-    submission: Path | bytes | None,
-    answers: _Answers,
-    spec: TaskSpec,
-    warnings: list[str],
-    max_bytes: int | None,
+    submission: Path | bytes | None, answers: _Answers, spec: TaskSpec, warnings: list[str]
 ) -> _Aligned:
-    limit = max(MAX_BYTES, 4 * answers.size) if max_bytes is None else max_bytes
-    text = decode(content(submission, limit))
+    text = decode(content(submission, size_limit(len(answers.ids), spec)))
     # With more rows than answers some id is wrong, and `match` says which: their cells are not needed.
     table = parse(text, spec.id_column, spec.target_columns, warnings=warnings, keep=len(answers.ids))
     rows = match(table.ids, answers.ids, spec.id_column)
@@ -271,7 +264,7 @@ def _read_answers(path: Path, spec: TaskSpec) -> _Answers:
         columns = [[str(float(cell == name)) for cell in true] for name in classes]
     _check_truth(path, dict(zip(wanted, columns, strict=False)), spec)
     labels, positive = _labels(path, columns, spec)
-    return _Answers(ids=ids, columns=columns, labels=labels, positive=positive, size=len(text))
+    return _Answers(ids=ids, columns=columns, labels=labels, positive=positive)
 
 
 def _check_truth(path: Path, columns: dict[str, list[str]], spec: TaskSpec) -> None:

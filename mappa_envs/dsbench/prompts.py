@@ -2,7 +2,8 @@
 
 "full" is for models of a billion parameters and more: duty, contracts and advice, then the conversation.
 "starter" is for a very small model with little context: the task, then a worked example as an answer already
-given: a script for exactly this task that does the job, plainly, if copied.
+given: a script for exactly this task that does the job, plainly, if copied. A role of another name has no
+example: it is told its duty.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mappa_envs.dsbench import metrics
 from mappa_envs.dsbench.grading import TaskSpec
 from mappa_envs.dsbench.metrics import Family
 from mappa_envs.types import Message, Turn
-from mappa_envs.view import View, head_and_tail, own_messages, tail, tool_text
+from mappa_envs.view import View, head_and_tail, one_line, own_messages, tail, tool_text
 
 PromptStyle = Literal["full", "starter"]
 STYLES: tuple[str, ...] = get_args(PromptStyle)
@@ -107,15 +108,17 @@ def _times(number: int) -> str:
 
 def _files(view: View, facts: Facts) -> list[str]:
     lines = []
-    for path in sorted(view.files):
+    known = {*view.task.files, *view.artifacts}
+    # However many files an agent makes, those that matter come first.
+    for path in sorted(view.files, key=lambda path: (path not in known, path)):
         found, size = view.artifacts.get(path), view.files[path]
         words = [] if size is None else [f"{size} bytes"]
         shape = found.shape if found and found.shape else facts.shapes.get(path)
         if shape and len(shape) == 2:
             words.insert(0, f"{shape[0]} rows × {shape[1]} columns")
         if found and found.status != "valid":
-            words.append(f"{found.status}: {found.problem}")
-        lines.append(f"- {path} ({', '.join(words)})" if words else f"- {path}")
+            words.append(f"{found.status}: {one_line(found.problem)}")
+        lines.append(f"- {one_line(path)}" + (f" ({', '.join(words)})" if words else ""))
     if len(lines) > _MOST_FILES:
         lines = [*lines[:_MOST_FILES], f"- … {len(lines) - _MOST_FILES} more"]
     for path in view.role.required:
@@ -125,27 +128,33 @@ def _files(view: View, facts: Facts) -> list[str]:
         if found is None or found.status == "missing":
             lines.append(f"- {path} is missing")
         else:  # a folder
-            lines.append(f"- {path} ({found.status}: {found.problem})")
+            lines.append(f"- {path} ({found.status}: {one_line(found.problem)})")
     return lines
 
 
 def _starter(view: View, spec: TaskSpec, facts: Facts) -> list[Message]:
     seat = view.role.name.rsplit("_", 1)[0]
-    code = starter_code(seat, spec, facts.has_text)
     ask = [view.task.prompt.strip(), _short_files(view, facts)]
     for turn in view.handovers:
         if said := _said(turn):
             ask.append(f"{view.title(turn.agent)}: {said}")
-    again = "Good. Write it again, the same or better."
+    output = ""
     if view.own and (last := view.own[-1]).tool is not None:
-        again = f"Your last output: {tail(tool_text(last.tool), 200)}\n{again}"
+        output = f"Your last output: {tail(tool_text(last.tool), 200)}\n"
+    system = Message(
+        role="system", content=f"You are the {view.role.title}. Answer with one Python code block."
+    )
+    if seat not in _LAST:
+        # There is no script for a seat of somebody's own: its duty says what to write.
+        asked = "\n".join([*ask, f"{output}{view.role.duty}"])
+        return [system, Message(role="user", content=asked)]
     return [
-        Message(role="system", content=f"You are the {view.role.title}. Answer with one Python code block."),
-        Message(role="user", content="\n".join([*ask, _LAST.get(seat, "Write the code.")])),
+        system,
+        Message(role="user", content="\n".join([*ask, _LAST[seat]])),
         # As an answer already given, with nothing new after it, the example is copied far more often than
         # as part of the question.
-        Message(role="assistant", content=f"```python\n{code}\n```"),
-        Message(role="user", content=again),
+        Message(role="assistant", content=f"```python\n{starter_code(seat, spec, facts.has_text)}\n```"),
+        Message(role="user", content=f"{output}Good. Write it again, the same or better."),
     ]
 
 
@@ -164,7 +173,7 @@ def _short_files(view: View, facts: Facts) -> str:
             shape = found.shape if found else facts.shapes[path]
             words.append(f"{path} {'x'.join(map(str, shape))}" if shape else path)
         elif found.status != "missing":
-            words.append(f"{path} (bad: {found.problem[:80]})")
+            words.append(f"{path} (bad: {one_line(found.problem[:80])})")
     return f"Files: {', '.join(words)}."
 
 

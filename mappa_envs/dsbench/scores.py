@@ -4,7 +4,9 @@
     0.719
 
 A run fails when it leaves no valid submission. The plain figures are means over the runs that did not fail,
-so a team that fails on the hard tasks can only gain by it; the fair ones count every run.
+so a team that fails on the hard tasks can only gain by it; the fair ones count every run. Where a valid
+submission itself leaves a figure undefined, the run counts there as if it had failed: scores that are no
+probabilities have no accuracy and no F1, numbers too large to be squared have no RMSE.
 
 | task type | plain | fair, and what a failed run gets |
 |---|---|---|
@@ -15,8 +17,7 @@ so a team that fails on the hard tasks can only gain by it; the fair ones count 
 submission can be worse than none. The values of failed runs are those of the MAPPA paper, which has no
 `mae_pct`. `mae` and `rmse` are in the units of each task's target: read them task by task, as their mean over
 several tasks depends on those units, and nothing fair can be said for a failed run. For other task types
-nothing is defined. Where a valid submission leaves a figure undefined (accuracy of scores that are no
-probabilities, percent of a range of 0), that run is left out of that figure.
+nothing is defined. Of a figure that the task leaves undefined (percent of a range of 0), the run is left out.
 """
 
 from __future__ import annotations
@@ -45,7 +46,21 @@ def figures(episodes: Sequence[Episode]) -> dict[str, float | None]:
         for name in names:
             plain[name] = mean(episode.metrics.get(name) for episode in mine if episode.success)
             if name in FAILED:
-                fair[f"fair_{name}"] = mean(
-                    episode.metrics.get(name) if episode.success else FAILED[name] for episode in mine
-                )
+                fair[f"fair_{name}"] = mean(_fair(episode, name) for episode in mine)
     return plain | fair
+
+
+def _fair(episode: Episode, name: str) -> float | None:
+    found = episode.metrics.get(name)
+    failed = not episode.success or (found is None and _spoils(episode))
+    return FAILED[name] if failed else found
+
+
+def _spoils(episode: Episode) -> bool:
+    """Whether a valid submission, and not the task, is why a figure of its task type is undefined."""
+    has = {name for name, value in episode.metrics.items() if value is not None}
+    if episode.task_type == "classification":
+        # Any scores have a ROC-AUC, and probabilities an accuracy, too.
+        return "roc_auc" in has
+    # Any numbers have an RMSE that can be written down; labels have an accuracy in its place.
+    return not has & {"rmse", "accuracy"}

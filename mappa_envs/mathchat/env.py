@@ -94,7 +94,8 @@ class MathChatEnv(PipelineEnv):
     level : only tasks of this level; embedded tasks have 1, 2 and 3. Only for a source that is loaded here.
     max_actions : the most messages of each role.
     max_tokens : the limit on a message that the agents are told of. Whoever samples has to keep it.
-    prompt_style : "full", or "starter" for a very small model: short, with an answer to start from.
+    prompt_style : "full", or "starter" for a very small model: short, with an answer to start from
+        for each of these three roles.
     team : other roles in place of `mathchat_team(max_actions)`; the last one gives the answer.
     options : those of `PipelineEnv`: coach, sandbox, limits, packages, visibility, handover, ground_truth
         ("off" unless set), scoring, max_turns, time_limit_s, render_mode.

@@ -85,6 +85,11 @@ _BETWEEN = re.compile(
     r"[\d})]\s*\\text\{\s*(?!(?:for|where|with|when|if|such that)\b)([^{}]*?)\s*\}\s*(?=[-+\d\\(])"
 )
 _BASE = re.compile(r"\d_(?:(\w)|\{(\w+)\})")
+_MEASURED = re.compile(
+    r"(?:\\text\{([^{}]*)\}|(?<![A-Za-z\\])((?:sq\. ?)?[A-Za-z][A-Za-z /]*))\s*(?:\^\s*\{?([23])\}?)?\Z"
+)
+"""The unit at the end, and its power."""
+_GREEK = re.compile(r"\\(?:gamma|delta|theta|lambda|sigma|phi|psi|omega)(?![A-Za-z])", re.IGNORECASE)
 _CUP = re.compile(r"\\cup(?![A-Za-z])")
 
 
@@ -145,7 +150,8 @@ def _same(gold: str, answer: str, ask: Ask, depth: int) -> bool:
     except (TooLarge, Contradiction):
         return False
     if wanted is not None and given is not None:
-        return equal(wanted, given) and not _on_another_axis(gold, answer)
+        is_other = _on_another_axis(gold, answer) or _has_another_power(gold, answer)
+        return equal(wanted, given) and not is_other
     return _compare_parts(gold, answer, wanted, ask, depth)
 
 
@@ -171,6 +177,8 @@ def _compare_parts(gold: str, answer: str, wanted: Number | None, ask: Ask, dept
     said, replied = _texts(gold), _texts(answer)
     # math-verify passes over text, the base of a number, primes and the case of letters.
     if (said and replied and said != replied) or _bases(answer) - _bases(gold):
+        return False
+    if _has_another_power(gold, answer):
         return False
     if "=" not in gold + answer and (gold.count("'") != answer.count("'") or _other_case(gold, answer)):
         return False
@@ -202,9 +210,25 @@ def _on_another_axis(gold: str, answer: str) -> bool:
     return axes[0] is not None and axes[1] is not None and axes[0][1] != axes[1][1]
 
 
+def _has_another_power(gold: str, answer: str) -> bool:
+    """Whether one is in metres and the other in square or cubic metres."""
+    wanted, given = _unit_power(gold), _unit_power(answer)
+    return wanted is not None and given is not None and wanted != given
+
+
+def _unit_power(text: str) -> int | None:
+    """The power of the unit at the end; None without a unit."""
+    found = _MEASURED.search(text[-100:])
+    words = (found[1] or found[2] or "").lower().split() if found else []
+    if not found or not unit_of(" ".join(words)):
+        return None
+    named = {"square": 2, "sq": 2, "sq.": 2, "cubic": 3}.get(words[0], 1)
+    return int(found[3]) if found[3] else named
+
+
 def _other_case(gold: str, answer: str) -> bool:
     """Whether they have the same letters, but for the case: R is not r."""
-    wanted, given = (set(_LETTER.findall(text)) for text in (gold, answer))
+    wanted, given = (set(_LETTER.findall(text) + _GREEK.findall(text)) for text in (gold, answer))
     return wanted != given and set(map(str.lower, wanted)) == set(map(str.lower, given))
 
 

@@ -2,7 +2,8 @@ r"""What the three roles are told, in two styles.
 
 "full" is for models of a billion parameters and more. "starter" is for a very small model with little
 context: the problem, then an answer of the right form that seems given already, to be written again, better.
-That is made of what stands in the prompt, and so it is right only where the problem states its arithmetic.
+That is made of what stands in the prompt, and so it is right only where the problem states its arithmetic. A
+role of another name has no example, unless it is the last, which gives the answer: it is told its duty.
 """
 
 from __future__ import annotations
@@ -93,9 +94,14 @@ def _starter(view: View) -> list[Message]:
             ask.append(f"{view.title(turn.agent)}: {said}")
     if tools:
         ask.append(f"Output: {tail(tool_text(tools[-1]), 200)}")
+    system = Message(role="system", content=f"You are the {view.role.title}. Answer in a few words or lines.")
+    if seat not in _ASK and view.role.name == view.team[-1].name:
+        seat = "verifier"
+    if seat not in _ASK:
+        return [system, Message(role="user", content="\n".join([*ask, view.role.duty]))]
     return [
-        Message(role="system", content=f"You are the {view.role.title}. Answer in a few words or lines."),
-        Message(role="user", content="\n".join([*ask, _ASK.get(seat, "Go on.")])),
+        system,
+        Message(role="user", content="\n".join([*ask, _ASK[seat]])),
         Message(role="assistant", content=_example(view, seat, tools[-1].stdout if tools else "")),
         Message(role="user", content="Good. Write it again, the same or better."),
     ]

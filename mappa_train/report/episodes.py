@@ -122,7 +122,8 @@ def _tool(tool: ToolResult | None) -> str:
     parts = [f'<p class="label">code ran {tool.duration_s:.2f} s, {shown}</p>']
     parts += [pre(output) for output in (tool.stdout, tool.stderr) if output.strip()]
     files = "".join(
-        f"<tr><td>{text(short(file.path))}</td><td>{text(file.change)}</td><td>{text(file.kind)}</td>"
+        f'<tr><td>{text(short(file.path))}</td><td class="whole">{text(file.change)}</td>'
+        f"<td>{text(file.kind)}</td>"
         f'<td class="n">{file.size:,} bytes</td></tr>'
         for file in tool.files[:MAX_FILES]
     )

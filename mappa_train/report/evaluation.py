@@ -6,22 +6,23 @@ import json
 from pathlib import Path
 
 from mappa_envs.stats import MIN_TASKS
-from mappa_train.report.reading import Line
+from mappa_train.report.reading import Line, stamps
 from mappa_train.report.text import figure, share, text
 
 
 def evaluation(run: Path) -> str:
     """The section with the newest of the run's `eval-<split>-step-<N>.json`; "" if there is none."""
-    paths = sorted(run.glob("eval-*-step-*.json"), key=lambda path: path.stat().st_mtime)
-    if not paths:
+    found = stamps(run.glob("eval-*-step-*.json"))
+    if not found:
         return ""
+    *_, path = max(found)
     try:
-        newest = json.loads(paths[-1].read_text("utf-8"))
+        newest = json.loads(path.read_text("utf-8"))
         rows = {"all": dict(newest["overall"]), **newest["task_types"]}
         title = f"Evaluation of step {newest['step']} on {newest['split']} tasks"
         cells = {name: _cells(row) for name, row in rows.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f'<h2>Evaluation</h2><p class="soft">{text(paths[-1])} cannot be read: {text(error)}</p>'
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        return f'<h2>Evaluation</h2><p class="soft">{text(path)} cannot be read: {text(error)}</p>'
     body = "".join(
         f"<tr><td>{text(title)}</td>"
         + "".join(f'<td class="n">{column.get(title, "–")}</td>' for column in cells.values())

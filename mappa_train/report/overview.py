@@ -51,7 +51,7 @@ def tiles(data: RunData) -> str:
     ]
     cost = sum(line.get("coach/cost_usd") or 0.0 for line in data.lines)
     if cost:
-        found.append(("coach", f"${cost:.2f}", f"{cost / len(data.lines):.3f} a step"))
+        found.append(("coach", f"${cost:.2f}", f"${cost / len(data.lines):.3f} a step"))
     return '<div class="tiles">' + "".join(_tile(*tile) for tile in found) + "</div>"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any
@@ -51,15 +53,40 @@ class RunData:
         """The finished steps."""
         return [int(line["step"]) for line in self.lines]
 
-    @property
-    def finished(self) -> bool:
-        """Whether all steps are made."""
-        return bool(self.steps) and self.steps[-1] >= parse_value("steps", self.settings.get("steps", 0))
+    @cached_property
+    def end(self) -> str:
+        """Why no step follows, in a sentence; "" where one does, or where the process was stopped."""
+        steps = parse_value("steps", self.settings.get("steps", 0))
+        if not self.lines or not (is_last(self.lines[-1], steps) or self._paid_all()):
+            return ""
+        if self.steps[-1] >= steps:
+            return "The run has made all its steps."
+        return "The run ended early: the coach's budget was spent."
+
+    def _paid_all(self) -> bool:
+        """Whether the steps have cost the coach's budget; the last of them may have left nothing unscored."""
+        budget = float(parse_value("coach_budget_usd", self.settings.get("coach_budget_usd", 0)))
+        return 0 < budget <= math.fsum(line.get("coach/cost_usd") or 0 for line in self.lines)
 
     def names(self, prefix: str) -> list[str]:
         """What follows a prefix among the keys of the metrics, such as the agents after "score/"."""
         keys = self.lines[0] if self.lines else ()
         return [key.removeprefix(prefix) for key in keys if key.startswith(prefix) and key != f"{prefix}mean"]
+
+
+def is_last(line: Line, steps: int) -> bool:
+    """Whether a run of so many steps ends with this line's: as planned, or with the coach's budget."""
+    return bool(line["step"] >= steps or line.get("stop/budget"))
+
+
+def stamps(paths: Iterable[Path]) -> list[tuple[int, int, Path]]:
+    """When each file was written, its size, and itself; one that is gone by now is left out."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            facts = path.stat()
+            found.append((facts.st_mtime_ns, facts.st_size, path))
+    return found
 
 
 def read_episodes(run: Path, step: int) -> list[Episode]:
@@ -93,7 +120,7 @@ def read_credit(run: Path, step: int) -> dict[tuple[int, int], ActionCredit]:
     for line in _lines_of(path, step):
         try:
             item = ActionCredit.from_json(line)
-        except ValueError as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             raise DataError(f"{path}, step {step}: {first_line(error)}; delete the file") from None
         found[item.index, item.turn] = item
     return found

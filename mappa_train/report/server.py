@@ -22,15 +22,14 @@ from urllib.parse import urlsplit
 from mappa_envs.errors import MappaError, UnavailableError
 from mappa_train.checkpoint import RunFolder
 from mappa_train.report.page import Place, render, write_report
-from mappa_train.report.reading import RunData
+from mappa_train.report.reading import RunData, stamps
 
 PORT = 8420
 RELOAD_S = 15
-"""Seconds after which the start of the page loads itself again, until the run has made all its steps."""
+"""Seconds after which the start of the page loads itself again, until the run has come to its end."""
 _HOSTS = frozenset(("127.0.0.1", "localhost"))
 _PLACES = {"/": Place(links="still"), "/still": Place(start="/")}
 _LIVE = f'<p class="soft">Live: loads itself again every {RELOAD_S} s.</p>'
-_OVER = '<p class="soft">The run has made all its steps.</p>'
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'none'; style-src 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -105,16 +104,16 @@ class Pages:
             if self._data is None or seen != self._seen:
                 self._data, self._made, self._seen = RunData(self._run), {}, seen
             if path not in self._made:
-                note = _OVER if self._data.finished else _LIVE if path == "/" else ""
+                end = self._data.end
+                note = f'<p class="soft">{end}</p>' if end else _LIVE if path == "/" else ""
                 self._made[path] = render(self._data, replace(_PLACES[path], note=note)).encode()
-            return self._made[path], not self._data.finished
+            return self._made[path], not self._data.end
 
     def _state(self) -> object:
         """Changes whenever the page would: after a step, an evaluation, another number of steps."""
         folder = RunFolder(self._run)
         paths = [folder.metrics_path, folder.config_path, *sorted(self._run.glob("eval-*.json"))]
-        facts = [(path, path.stat()) for path in paths if path.is_file()]
-        return [(path, found.st_mtime_ns, found.st_size) for path, found in facts]
+        return stamps(paths)
 
 
 def open_server(pages: Pages, port: int | None) -> ThreadingHTTPServer:

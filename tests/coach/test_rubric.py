@@ -20,6 +20,7 @@ from mappa_envs.types import (
     FileRecord,
     Outcome,
     Role,
+    StopReason,
     Task,
     ToolResult,
     Turn,
@@ -353,6 +354,26 @@ def test_hindsight_shares_what_is_missing_by_blame() -> None:
     assert sum(v.raised or 0 for v in verdicts) == 0
     assert verdicts[0].score < 3
     assert "In hindsight: the next role could not use it" in verdicts[0].reason
+
+
+def test_a_role_that_was_passed_over_is_not_to_blame() -> None:
+    """The analyst follows the data engineer, and asks for the model that nobody was asked for."""
+    turns = (
+        turn(0, ENGINEER.name, handed_over=True),
+        turn(1, ANALYST.name, tool=NO_FILE, action=message("load('model.pkl')"), handed_over=True),
+    )
+    episode = Episode(env_id="e", task_id="t", task_type="c", split="train", seed=0, turns=turns)
+    outcome = Outcome(value=0.0, success=False, code="no_file")
+    request = EpisodeRequest(
+        task=TASK, team=TEAM, episode=replace(episode, stop_reason=StopReason.DONE),
+        states=({}, THREE, THREE), outcome=outcome,
+    )  # fmt: skip
+    verdicts = [v for v in asyncio.run(RubricCoach().score_episode(request)) if v is not None]
+    assert verdicts[1].blame == {"analyst_0": 1}
+    assert sum(v.lowered or 0 for v in verdicts) == pytest.approx(1)
+    named = replace(turns[1], action=message("load('model.pkl', 'X_test.pkl', 'submission.csv')"))
+    request = replace(request, episode=replace(request.episode, turns=(turns[0], named)), outcome=None)
+    assert asyncio.run(RubricCoach().score(request.action(1))).blame == {}
 
 
 def test_reasoning_is_not_evidence() -> None:

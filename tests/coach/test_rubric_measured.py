@@ -10,9 +10,9 @@ from types import MappingProxyType
 import pytest
 from test_rubric import ANALYST, ENGINEER, MODELER, OK, TASK, TEAM, turn
 
-from mappa_envs.coach import CoachRequest, RubricCoach
+from mappa_envs.coach import CoachRequest, EpisodeRequest, RubricCoach
 from mappa_envs.coach.rubric.measured import losses, measured
-from mappa_envs.types import Artifact, CoachScore, Episode, Outcome, Role
+from mappa_envs.types import Artifact, CoachScore, Episode, Outcome, Role, StopReason
 
 SOUND: Mapping[str, Mapping[str, float]] = MappingProxyType({
     "X_train.pkl": {"signal": 0.6, "plain": 0.6, "rows_follow": 1},
@@ -121,6 +121,33 @@ def test_a_poor_outcome_without_a_mistake_goes_to_who_lost_most() -> None:
     assert judge(ANALYST, {"X_test.pkl": {"kept": 0.7}}, relative=0.0).blame == {"data_engineer_0": 1}
     assert judge(ANALYST, {"submission.csv": {"order": 0.85}}, relative=0.0).blame == {"analyst_0": 1}
     assert judge(ANALYST, {"model.pkl": {"agrees": 0.55}}, relative=0.0).blame == {"modeler_0": 1}
+
+
+@pytest.mark.parametrize("relative", [0.3, 0.05, 0.0])
+def test_who_has_not_acted_is_not_to_blame(relative: float) -> None:
+    """The episode begins with the analyst, on a weak model of the scripted expert."""
+    weak = {
+        path: replace(artifact, written_by=0 if path == "submission.csv" else None)
+        for path, artifact in files({"model.pkl": {"agrees": 0.5, "near": 0.45}}).items()
+    }
+    laid = {path: artifact for path, artifact in weak.items() if path != "submission.csv"}
+    request = EpisodeRequest(
+        task=TASK,
+        team=TEAM,
+        episode=replace(
+            EPISODE,
+            start_role=ANALYST.name,
+            turns=(turn(0, ANALYST.name, tool=OK, handed_over=True),),
+            stop_reason=StopReason.DONE,
+        ),
+        states=(laid, weak),
+        outcome=Outcome(value=relative, success=True, code="ok", metrics={"relative": relative}),
+    )
+    inline = asyncio.run(RubricCoach().score(request.action(0)))
+    (late,) = asyncio.run(RubricCoach().score_episode(request))
+    assert late is not None
+    assert inline.blame == late.blame == {}
+    assert (late.raised, late.lowered) == pytest.approx((relative, 1 - relative))
 
 
 def test_a_weak_yardstick_is_no_evidence() -> None:

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mappa_envs.dsbench.grading import CODES, TaskSpec, canonical, grade, judge, perfect_submission, report
+from mappa_envs.dsbench.grading import (
+    CODES,
+    TaskSpec,
+    canonical,
+    grade,
+    judge,
+    perfect_submission,
+    size_limit,
+)
 from mappa_envs.dsbench.metrics import METRICS, REPORT_KEYS
 from mappa_envs.errors import ConfigError, DataError
 
@@ -109,7 +117,19 @@ def test_a_large_file_is_refused_before_it_is_read(prices: Path, tmp_path: Path)
     with big.open("wb") as file:
         file.truncate(50 * 2**30)
     assert grade(big, prices, PRICE).code == "too_large"
-    assert grade(b"x" * 101, prices, PRICE, max_bytes=100).code == "too_large"
+
+
+def test_the_size_limit_leaves_room_for_every_cell() -> None:
+    def least(num_columns: int, cell: str) -> int:
+        return 500_000 * (num_columns + 1) * (len(cell) + 1)
+
+    few = TaskSpec("rmse", "id", ("price",))
+    many = TaskSpec("mc_log_loss", "id", [f"class {n}" for n in range(100)], label_column="kind")
+    words = TaskSpec("jaccard", "id", ("selected",))
+    assert size_limit(3, few) == size_limit(3, words) == 32 * 2**20
+    assert size_limit(500_000, few) > least(1, "-1.7976931348623157e+308")
+    assert size_limit(500_000, many) > least(100, "-1.7976931348623157e+308")
+    assert size_limit(500_000, words) > least(1, "word " * 100)
 
 
 def test_messages_say_what_to_mend(prices: Path, kinds: Path) -> None:
@@ -223,9 +243,9 @@ def test_the_truth_is_perfect_by_every_metric(tmp_path: Path, name: str) -> None
 
 
 def test_report_of_a_submission(prices: Path) -> None:
-    figures = report(b"id,price\n3,12\n1,22\n2,32\n", prices, PRICE)
+    _, figures = judge(b"id,price\n3,12\n1,22\n2,32\n", prices, PRICE)
     assert (figures["rmse"], figures["rmse_pct"], figures["accuracy"]) == (2.0, 10.0, None)
-    assert report(b"id,price\n3,12\n", prices, PRICE) == dict.fromkeys(REPORT_KEYS)
+    assert judge(b"id,price\n3,12\n", prices, PRICE)[1] == dict.fromkeys(REPORT_KEYS)
 
 
 @pytest.mark.parametrize(
@@ -248,10 +268,10 @@ def test_figures_that_each_kind_of_task_has(
     if name == "mc_log_loss":
         spec = TaskSpec(name, "id", ("0", "1"), label_column="x")
     submission = perfect_submission(answers, spec)
-    figures = report(submission, answers, spec)
+    verdict, figures = judge(submission, answers, spec)
     assert {key for key, value in figures.items() if value is not None} == set(defined.split())
     assert tuple(figures) == REPORT_KEYS
-    assert judge(submission, answers, spec) == (grade(submission, answers, spec), figures)
+    assert verdict == grade(submission, answers, spec)
 
 
 def test_broken_answers_are_the_owners_fault(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mappa_envs.dsbench.env import DSBenchEnv
+from mappa_envs.dsbench.grading import TaskSpec, judge
 from mappa_envs.dsbench.metrics import REPORT_KEYS
 from mappa_envs.dsbench.scores import FAILED, PLAIN, figures
 from mappa_envs.types import Episode, StopReason
@@ -77,10 +79,29 @@ def test_the_keys_are_always_the_same_and_nothing_is_nan() -> None:
     assert sum(map(len, PLAIN.values())) == len(REPORT_KEYS)
 
 
-def test_a_figure_that_a_valid_submission_leaves_undefined_leaves_the_run_out() -> None:
-    found = figures([run("classification", roc_auc=0.9), classified(0.8, 0.4)])
-    assert found["fair_accuracy"] == pytest.approx(0.8)
-    assert found["roc_auc"] == pytest.approx(0.9)
+@pytest.mark.parametrize("metric", ["roc_auc", "mae", "medae"])
+def test_a_submission_that_leaves_a_figure_undefined_gains_nothing_by_it(tmp_path: Path, metric: str) -> None:
+    """The fair figures are those of a failed run, the others are without it."""
+    answers = tmp_path / "answers.csv"
+    answers.write_text("id,y\n1,0\n2,1\n3,1\n")
+    cells = {"roc_auc": (-4, 2, 3), "mae": (1e200, 1, 1), "medae": (1, 1, 1e308)}[metric]
+    rows = "".join(f"{n + 1},{cell}\n" for n, cell in enumerate(cells))
+    grade, found = judge(f"id,y\n{rows}".encode(), answers, TaskSpec(metric, "id", ("y",)))
+    assert grade.valid
+    task_type, name = ("classification", "accuracy") if metric == "roc_auc" else ("regression", "rmse_pct")
+    good = run(task_type, **{name: 0.25, "rmse": 1.0, "roc_auc": 0.9})
+    strange = run(task_type, **(found | {metric: grade.score}))
+    assert figures([good, strange])[f"fair_{name}"] == (0.25 + FAILED[name]) / 2
+    assert figures([good, strange])[name] == 0.25
+
+
+def test_a_figure_that_the_task_leaves_undefined_leaves_the_run_out() -> None:
+    constant = run("regression", mae=3.0, rmse=4.0)
+    found = figures([constant, run("regression", mae=1.0, mae_pct=5.0, rmse=2.0, rmse_pct=10.0)])
+    assert (found["fair_rmse_pct"], found["fair_mae_pct"]) == (10.0, 5.0)
+    numbers = run("classification", mae=3.0, rmse=4.0)
+    assert figures([numbers, classified(0.8, 0.4)])["fair_accuracy"] == 0.8
+    assert figures([run("regression", accuracy=0.5)])["fair_rmse_pct"] is None
 
 
 def test_the_published_figures_follow_from_their_failures() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mappa_envs.child import HelperPool
 from mappa_envs.dsbench import grader_helper, grader_process
 from mappa_envs.dsbench.grader_process import judge_apart
 from mappa_envs.dsbench.grading import Figures, Grade, TaskSpec, judge
-from mappa_envs.errors import DataError
+from mappa_envs.errors import DataError, SandboxError
 
 PRICE = TaskSpec("rmse", "id", ("price",))
 KIND = TaskSpec("f1_macro", "id", ("kind",), labels=("cat", "dog", "owl"))
@@ -27,8 +28,8 @@ def prices(tmp_path: Path) -> Path:
     return path
 
 
-def apart(submission: bytes, answers: Path, spec: TaskSpec, **more: float) -> tuple[Grade, Figures]:
-    return asyncio.run(judge_apart(submission, answers, spec, **more))
+def apart(submission: bytes, answers: Path, spec: TaskSpec) -> tuple[Grade, Figures]:
+    return asyncio.run(judge_apart(submission, answers, spec))
 
 
 @pytest.mark.parametrize(
@@ -58,11 +59,32 @@ def test_a_relative_path_is_that_of_the_caller(
     assert apart(prices.read_bytes(), Path(prices.name), PRICE)[0].score == 0
 
 
-def test_what_takes_too_long_is_too_large(prices: Path) -> None:
-    verdict, figures = apart(b"," * 2**25, prices, PRICE, timeout_s=0.05)
+def test_what_takes_too_much_processor_time_is_too_large(
+    prices: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grader_process, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(grader_process, "WAIT_FACTOR", 2000.0)
+    verdict, figures = apart(b"," * 2**25, prices, PRICE)
     assert (verdict.code, set(figures.values())) == ("too_large", {None})
-    assert "longer than 0.05 s" in verdict.message
+    assert "more than 0.05 s of processor time" in verdict.message
+    monkeypatch.undo()
     assert apart(prices.read_bytes(), prices, PRICE)[0].score == 0
+
+
+def test_a_machine_that_stalls_is_not_the_submissions_fault(
+    prices: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = HelperPool(grader_helper.__name__, memory_mb=grader_process.MEMORY_MB, size=1)
+    monkeypatch.setattr(grader_process, "_helpers", pool)
+    monkeypatch.setattr(grader_process, "WAIT_FACTOR", 0.01)
+    helper = pool._take()
+    pool._idle.append(helper)
+    helper.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(SandboxError, match=r"grading a submission.*took longer than 0\.2 s"):
+        apart(prices.read_bytes(), prices, PRICE)
+    monkeypatch.setattr(grader_process, "WAIT_FACTOR", 10.0)
+    assert apart(prices.read_bytes(), prices, PRICE)[0].score == 0
+    pool.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
@@ -106,8 +128,8 @@ def test_long_answers_get_more_time(tmp_path: Path) -> None:
     long = tmp_path / "long.csv"
     with long.open("wb") as file:
         os.truncate(file.fileno(), 50 * 2**20)
-    assert grader_process._timeout_s(long) == 100.0
-    assert grader_process._timeout_s(Path(os.devnull)) == grader_process.TIMEOUT_S
+    assert grader_process._limit_s(long) == 100.0
+    assert grader_process._limit_s(Path(os.devnull)) == grader_process.TIMEOUT_S
 
 
 def test_many_at_once_from_one_loop(prices: Path) -> None:

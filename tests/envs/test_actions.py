@@ -44,6 +44,14 @@ messages = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=40).m
         (f"{T}python\ndraft\n{T}\n</think>\n{T}python\nfinal\n{T}", ("final",)),
         (f"{T}python\nfinal\n{T}<think>{T}python\ndraft\n{T}", ("final",)),
         (f"<think>{T}python\ndraft\n{T}", ()),
+        (f"{T}python\nprint('</think>')\n{T}", ("print('</think>')",)),
+        (f"{T}python\ns = '<think>'\nprint(s)", ("s = '<think>'\nprint(s)",)),
+        (f"{T}python\nre.sub('<think>.*?</think>', '', s)", ("re.sub('<think>.*?</think>', '', s)",)),
+        (f"Here: {T}python print('<think>')\n1\n{T}", ("print('<think>')\n1",)),
+        (f"{T}python 1{T} <think>{T}python\n2\n{T}", ("1",)),
+        (f"{T}python\ndraft\n</think>\n{T}python\nfinal\n{T}", ("final",)),
+        (f"{T}python\n1\n<think>\nIs that all?", ("1",)),
+        (f"{T}python\ndraft\n</think>\nThe answer is 5.", ()),
     ],
 )
 def test_code(text: str, blocks: tuple[str, ...]) -> None:
@@ -55,6 +63,22 @@ def test_reasoning() -> None:
     assert strip_reasoning("a</think>b") == "b"
     assert strip_reasoning("a<THINK>b") == "a"
     assert strip_reasoning("a<think>b</think>c<think>d</think>e") == "a\nc\ne"
+    assert strip_reasoning("a <think> b </think> c\n<think>\nd\n</think>\ne") == "a \n c\n\n\ne"
+    assert strip_reasoning("Let me see: <think>\nb\n</think>\n\nc") == "Let me see: \n\n\nc"
+    assert strip_reasoning("a.\n<think>\nb") == "a."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I think in `<think>` and stop at `</think>`.",
+        'Its tokens are "<think>" and "</think>"',
+    ],
+)
+def test_a_quoted_tag_hides_nothing(text: str) -> None:
+    for message in (text, f"{text}\n{T}python\n1\n{T}", f"{T}python\n1\n{T}\n{text}"):
+        assert strip_reasoning(message) == message
+    assert extract_code(f"{text}\n{T}python\n1\n{T}") == ("1",)
 
 
 def test_handover_has_no_markers() -> None:
@@ -69,9 +93,30 @@ def test_never_raises_and_is_idempotent(text: str) -> None:
     shown = handover_text(text)
     shown.encode()
     assert not any(marker in shown for marker in END_MARKERS)
-    assert "<think>" not in shown
-    assert "</think>" not in shown
     assert all(block.strip() for block in extract_code(text))
+
+
+@given(messages)
+def test_the_handed_over_text_has_the_code_that_runs(text: str) -> None:
+    assert extract_code(strip_reasoning(text)) == extract_code(text)
+    assert leaves_block_open(strip_reasoning(text)) == leaves_block_open(text)
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "x", "'", " ", "\nx", "`", "``"]))
+    .map("".join)
+    .filter(lambda code: T not in code)
+)
+def test_no_tag_within_a_line_of_a_block_costs_code(code: str) -> None:
+    code = f"x{code}x"
+    assert extract_code(f"Here:\n{T}python\n{code}\n{T}\nbye") == (code,)
+
+
+@given(st.text(alphabet="ab\n `.</", max_size=30), st.text(alphabet="ab\n .", max_size=30))
+def test_what_stands_in_tags_that_begin_lines_is_never_shown(hidden: str, shown: str) -> None:
+    answer = f"{shown}\nThe end."
+    for message in (f"<think>Q{hidden}\n</think>\n{answer}", f"Q{hidden}\n</think>\n{answer}"):
+        assert strip_reasoning(message) == answer.strip()
 
 
 @given(st.text(alphabet="abc =()\n\t'", min_size=1).filter(lambda code: code.strip()), messages)
@@ -98,9 +143,11 @@ def test_a_message_that_ends_within_a_block(text: str, is_open: bool) -> None:
     assert leaves_block_open(text) == is_open
 
 
-@pytest.mark.parametrize(
-    "piece", ["```py a``` ", "x ``` ", "</s>", "`", "<think>", "</think>", "```python\n", "<"]
-)
+SLOW = ["```py a``` ", "x ``` ", "</s>", "`", "<think>", "</think>", "```python\n", "<", "`<think>` "]
+SLOW += [" <think>", "</think>a```", "```py\n</think>\n", "'</think>'", "`</think>"]
+
+
+@pytest.mark.parametrize("piece", SLOW)
 def test_time_is_linear(piece: str) -> None:
     text = piece * (400_000 // len(piece))
     start = time.process_time()

@@ -169,7 +169,32 @@ def test_a_comparison_may_wait_for_the_processor_but_not_use_it_for_longer(
 
     for same, code in ((wait, "right"), (work, "undecided")):
         monkeypatch.setattr(verify_process, "_same", same)
-        assert verify_process.compare(b"", golds=["1"], answer="1", limit_s=0.5) == code
+        assert verify_process.compare(b"", golds=["1"], answer="1", limit_s=0.05) == code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("error", "code"), [(MemoryError, "undecided"), (RecursionError, "wrong")])
+def test_too_little_memory_is_no_wrong_answer(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], code: str
+) -> None:
+    from mappa_envs.mathchat import verify_process
+
+    def fail(gold: str, answer: str, ask: object) -> bool:
+        raise error
+
+    monkeypatch.setattr(verify_process, "same", fail)
+    assert verify_process.compare(b"", golds=["1"], answer="1", limit_s=5) == code
+
+
+def test_a_machine_that_stalls_is_not_the_agents_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "stalled_verify.py").write_text("import time\ndef compare(data, **_): time.sleep(1000)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(grading, "_helpers", HelperPool("stalled_verify", memory_mb=1024))
+    monkeypatch.setattr(grading, "STALL_S", 0.2)
+    with pytest.raises(SandboxError):
+        judge(r"\boxed{y+x}", ["x+y"])
 
 
 def test_a_long_message_is_read_in_linear_time() -> None:

@@ -121,7 +121,8 @@ def test_the_newest_evaluation_is_on_the_page(tmp_path: Path) -> None:
 
 def test_an_evaluation_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=1)
-    for content in ("{", "[]", '{"overall": {}}'):
+    huge = f'{{"overall": {{"success_rate": 1{"0" * 400}}}, "task_types": {{}}, "step": 1, "split": "test"}}'
+    for content in ("{", "[]", '{"overall": {}}', "[" * 100_000, huge):
         (run.path / "eval-test-step-1.json").write_text(content)
         assert "eval-test-step-1.json cannot be read" in report.write_report(run.path).read_text()
 

@@ -119,6 +119,10 @@ def test_a_damaged_line_of_credit_is_named(tmp_path: Path) -> None:
     run.credit_path.write_text('{"step": 1, "index": 0, "turn": 0}\n')
     with pytest.raises(DataError, match=r"credit\.jsonl, step 1: no credit of an action"):
         report.write_report(run.path)
+    for damage in ('"turn": 1e999', '"turn": ' + "[" * 100_000):
+        run.credit_path.write_text(f'{{"step": 1, "index": 0, {damage}}}\n')
+        with pytest.raises(DataError, match=r"credit\.jsonl, step 1: .*; delete the file"):
+            report.write_report(run.path)
 
 
 def test_a_line_of_the_index_carries_what_it_is_found_by(tmp_path: Path) -> None:

@@ -130,6 +130,22 @@ def test_the_start_loads_itself_again_until_the_run_is_over(tmp_path: Path) -> N
         assert 'id="e17"' in ask(port, "/still")[1]
 
 
+@pytest.mark.parametrize(("unscored", "cost", "ends"), [(1, 0.1, True), (0, 0.5, True), (0, 0.4, False)])
+def test_a_run_whose_coach_has_spent_the_budget_is_over(
+    tmp_path: Path, unscored: int, cost: float, ends: bool
+) -> None:
+    run = make_run(tmp_path / "run", steps=1, coach="llm:x", coach_budget_usd=1.0)
+    run.truncate(0)
+    run.set_steps(5)
+    run.append_metrics(make_line(1) | {"coach/cost_usd": 0.5})
+    run.append_metrics(make_line(2) | {"coach/cost_usd": cost, "stop/budget": unscored})
+    with serving(run) as port:
+        answer, body = ask(port)
+    assert ("Refresh" in answer.headers, "loads itself again" in body) == (not ends, not ends)
+    assert ("The run ended early: the coach" in body) == ends
+    assert "all its steps" not in body
+
+
 def test_the_page_is_made_once_for_one_state_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +160,16 @@ def test_the_page_is_made_once_for_one_state_of_the_run(
     pages.get("/")
     assert len(made) == 2
     assert pages.get("/other") is None
+
+
+def test_a_file_that_goes_away_meanwhile_is_left_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    # A link to nothing is what a file looks like that is deleted between the listing and the look at it.
+    (run.path / "eval-test-step-1.json").symlink_to(tmp_path / "gone")
+    with serving(run) as port:
+        answer, body = ask(port)
+    assert answer.status == 200
+    assert "<h2>Evaluation" not in body
 
 
 def test_a_file_damaged_meanwhile_is_said_in_the_browser(tmp_path: Path) -> None:

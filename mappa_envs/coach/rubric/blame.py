@@ -53,12 +53,15 @@ class Suspect:
 
 
 def assign(request: CoachRequest, e: Evidence) -> dict[str, float]:
-    """Shares by agent that sum to 1; {} if the action did its job."""
+    """Shares by agent that sum to 1; {} if the action did its job, or what failed was nobody's.
+
+    Only of agents that have acted: what another owed was laid there by the scripted expert, or by nobody.
+    """
     shares, outcome = _nearest(request, e), request.outcome
-    if outcome is None or outcome.success:
-        return shares
-    hidden = _hidden(request, e, shares)
-    return _normed(_merge(shares, hidden)) if shares else shares
+    if shares and outcome is not None and not outcome.success:
+        shares = _merge(shares, _hidden(request, e, shares))
+    acted = {request.role.name, *(turn.agent for turn in request.episode.turns)}
+    return _normed({agent: share for agent, share in shares.items() if agent in acted})
 
 
 def _hidden(request: CoachRequest, e: Evidence, found: Mapping[str, float]) -> dict[str, float]:
