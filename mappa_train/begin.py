@@ -12,6 +12,7 @@ from mappa_train.engine.choice import check_engine
 from mappa_train.memory import check_memory
 from mappa_train.plan import make_env
 from mappa_train.router import check_frozen
+from mappa_train.settings import check_shares
 from mappa_train.start import copy_start, find_start, run_of
 from mappa_train.wandb_writer import check_wandb
 
@@ -35,6 +36,7 @@ def begin_run(config: Config, say: Say) -> RunFolder:
     if config.eval_every:
         make_env(config, "val", coach=None)
     check_frozen(config, env.possible_agents)
+    check_shares(config, len(env.tasks))
     start = find_start(config, env.possible_agents)
     check_engine(config)
     say_loading(config, say)
@@ -56,6 +58,7 @@ def go_on(config: Config, run: RunFolder, steps: int | None, say: Say) -> None:
     run.lock()
     check_wandb(config)
     check_engine(config)
+    check_shares(config, len(make_env(config, coach=None).tasks))
     coach = open_coach(config)
     count_earlier(coach, run)
     try_out(coach)

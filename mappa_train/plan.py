@@ -17,6 +17,7 @@ from mappa_train.engine.choice import check_engine, engine_line
 from mappa_train.memory import MemoryCheck, plan_memory
 from mappa_train.model import EMBEDDED, LoadedModel, find_cached
 from mappa_train.router import check_frozen, frozen_names
+from mappa_train.settings import check_shares
 from mappa_train.start import find_start
 from mappa_train.tiny_model import TINY
 from mappa_train.wandb_writer import check_wandb
@@ -85,6 +86,7 @@ def plan(config: Config) -> tuple[list[str], str | None]:
     place = next(item for item in (folder, *folder.absolute().parents) if item.exists())
     kept = find_cached(config.model)
     check_frozen(config, env.possible_agents)
+    check_shares(config, len(env.tasks))
     start = find_start(config, env.possible_agents)
     engine = engine_line(config, len(env.possible_agents)) if has_torch else None
     memory = _memory(config, kept, len(env.possible_agents))

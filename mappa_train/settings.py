@@ -23,6 +23,7 @@ from mappa_train.config import Config, did_you_mean, field_types
 from mappa_train.router import check_router
 
 PRESETS = Path(__file__).parent / "presets"
+_ADDRESS = re.compile(r"(\[[^][/?#@\s]+\]|[^][:/?#@\s]+):([0-9]{1,5})")
 OF_WORKERS = ("ray_address", "placement", "worker_timeout_s")
 """Settings that do nothing without rollout workers."""
 
@@ -79,16 +80,24 @@ def refuse_time_limits(config: Config) -> None:
 
 def _check_learners(config: Config) -> None:
     """Raise `ConfigError` for settings of learners that would do nothing, or leave some idle."""
-    ranks = config.learners_per_agent
-    if ranks == 1 and config.shard != Config.shard:
+    if config.learners_per_agent == 1 and config.shard != Config.shard:
         raise ConfigError(f"--shard {config.shard}: needs --learners-per-agent 2 or more; leave it out")
-    by_task = find_algorithm(config.algorithm).compares
-    units = -(-config.episodes_per_step // (config.samples_per_task if by_task else 1))
+    check_shares(config, config.max_tasks or config.episodes_per_step)
+
+
+def check_shares(config: Config, num_tasks: int) -> None:
+    """Raise `ConfigError` for more learners than a step on so many tasks has shares to deal out."""
+    ranks, units = config.learners_per_agent, config.episodes_per_step
+    what, more = "episode(s)", "--episodes-per-step"
+    if find_algorithm(config.algorithm).compares:
+        units = -(-config.episodes_per_step // config.samples_per_task)
+        if num_tasks < units:  # one that is drawn twice is dealt out once
+            units, more = num_tasks, "tasks (--tasks, --max-tasks)"
+        what = f"task(s) (--algorithm {config.algorithm} keeps those together)"
     if ranks > units:
-        what = f"task(s) (--algorithm {config.algorithm} keeps those together)" if by_task else "episode(s)"
         raise ConfigError(
             f"--learners-per-agent {ranks}: a step has {units} {what}, so some would be idle; give fewer, or "
-            "more --episodes-per-step"
+            f"more {more}"
         )
 
 
@@ -180,16 +189,8 @@ def _check_learning(config: Config) -> None:
 
 def _check_address(address: str) -> None:
     """What Ray takes to be another kind of address would come back as another kind of error, or never."""
-    if address in ("", "auto"):
-        return
-    try:
-        parts = urlsplit(f"//{address}")
-        is_known = (
-            bool(parts.hostname) and bool(parts.port) and parts.netloc == address and "@" not in address
-        )
-    except ValueError:
-        is_known = False
-    if not is_known:
+    found = _ADDRESS.fullmatch(address)
+    if address not in ("", "auto") and not (found and 0 < int(found[2]) < 2**16):
         raise ConfigError(
             f"--ray-address {address}: give HOST:PORT, as `ray start --head` shows it, or auto for the "
             "cluster that this machine is in"
@@ -237,23 +238,15 @@ def _check_sandbox(kind: str) -> None:
         raise ConfigError(f"--sandbox {kind}{did_you_mean(kind, KINDS)}: {error}") from None
 
 
-def _whole(value: Any) -> int:
-    """Also of a text such as 1e3; through a float, which has 53 bits, only where there is no other way."""
-    if isinstance(value, bool):
-        raise TypeError("a truth value")
+def _whole(text: str) -> int:
+    """Also of 1e3; through a float, which has 53 bits, only where there is no other way."""
     try:
-        return int(str(value))
+        return int(text)
     except ValueError:
-        number = int(float(value))
-        if number != float(value):
+        number = int(float(text))
+        if number != float(text):
             raise
         return number
-
-
-def _real(value: Any) -> float:
-    if isinstance(value, bool):
-        raise TypeError("a truth value")
-    return float(value)
 
 
 def parse_value(name: str, value: Any) -> Any:
@@ -267,9 +260,9 @@ def parse_value(name: str, value: Any) -> Any:
         if "\0" in str(value):
             raise ConfigError(f"--{name.replace('_', '-')}: must not hold a NUL character")
         return str(value)
-    try:
-        return _whole(value) if kind is int else _real(value)
-    except (TypeError, ValueError, OverflowError):
+    try:  # a truth value is a number, and its text is none
+        return _whole(str(value)) if kind is int else float(str(value))
+    except (ValueError, OverflowError):
         word = "a whole number" if kind is int else "a number"
         raise ConfigError(f"--{name.replace('_', '-')} {value}: must be {word}") from None
 

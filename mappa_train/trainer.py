@@ -186,7 +186,7 @@ def _run_steps(loop: _Loop, done: int) -> int:
                     if ranks.is_first:
                         _record(line, loop, writers)
                     done, seen = step, loop.debias.state()
-                is_last = _is_last(step, line, config)
+                is_last = _is_last(step, line, loop)
                 if step % config.checkpoint_every == 0 or is_last or line["eval/num_episodes"]:
                     _save(step, loop, seen)
                 if ranks.is_first:
@@ -203,9 +203,13 @@ def _run_steps(loop: _Loop, done: int) -> int:
     return done
 
 
-def _is_last(step: int, line: MetricLine, config: Config) -> bool:
-    """Whether the run ends with this step: as planned, or with the coach's budget."""
-    return step == config.steps or bool(line["stop/budget"])
+def _is_last(step: int, line: MetricLine, loop: _Loop) -> bool:
+    """Whether the run ends with this step: as planned, or with the coach's budget.
+
+    Where that is spent to the last cent, no score is missing yet, and all of the next step's would be.
+    """
+    is_spent = bool(line["stop/budget"]) or not has_budget(loop.team.env.coach)
+    return step == loop.config.steps or is_spent
 
 
 def _open_writers(loop: _Loop, done: int, stack: ExitStack) -> list[EventWriter | WandbWriter]:
@@ -259,7 +263,7 @@ def _step(step: int, loop: _Loop, update: ExitStack) -> dict[str, float | int | 
     used = used_since(coach, before, ranks)
     line = _line(step, rollouts, samples, updates, advantages, loop.keys, times, used, learn_s, start)
     line |= loop.monitor.figures(line, [item.episode for item in rollouts])
-    return line | _held_out(step, loop, is_last=_is_last(step, line, config))
+    return line | _held_out(step, loop, is_last=_is_last(step, line, loop))
 
 
 def _rollout(step: int, loop: _Loop) -> tuple[list[EpisodeRollout], RolloutTimes, frozenset[int]]:

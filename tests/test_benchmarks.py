@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -23,6 +25,9 @@ from benchmarks.sandbox import parts, processes
 from benchmarks.sandbox.__main__ import RAW_NAMES
 from benchmarks.sandbox.figures import Measured, flatten, make_table
 from benchmarks.sandbox.variants import HEAVY, Step, Unmeasurable, make_csv
+from benchmarks.scale import __main__ as scale
+from benchmarks.scale.simulated import Pacing, SimulatedCoach, SimulatedWorker
+from mappa_train.rollout import EpisodePlan
 
 
 def _write_run(path: Path, lr: float, last: float) -> Path:
@@ -128,6 +133,44 @@ def test_what_cannot_be_measured_is_null(name: str, tmp_path: Path, monkeypatch:
     }
     assert agreed[name] <= figures.keys()
     assert set(figures.values()) == {None}
+
+
+PACING = Pacing(tokens=[100, 100], sandbox_s=[0, 0], coach_s=[5, 5], tokens_per_s=50.0, speed=1.0)
+"""Three actions of 2 s and verdicts of 5 s: an episode leaves its place after 6 s and ends after 11 s."""
+
+
+def plans_of(count: int) -> list[EpisodePlan]:
+    return [EpisodePlan(index=k, task_id=f"t{k}", start_role=None) for k in range(count)]
+
+
+def test_the_ideal_step_is_that_of_workers_that_play_one_chunk_at_a_time() -> None:
+    assert PACING.chunk_s(plans_of(2), 2) == pytest.approx(11)
+    assert PACING.chunk_s(plans_of(3), 2) == pytest.approx(6 + 11)
+    # Two workers, two chunks of 24 each, 16 of them at once.
+    assert scale.ideal_s(2, plans_of(96), PACING) == pytest.approx(2 * (6 + 11))
+    assert scale.ideal_s(64, plans_of(64), PACING) == pytest.approx(11)
+
+
+def test_a_simulated_worker_plays_no_more_at_once_than_a_real_one() -> None:
+    class Watched(SimulatedWorker):
+        running, most = 0, 0
+
+        async def _play(self, plan: EpisodePlan) -> Any:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            played = await super()._play(plan)
+            self.running -= 1
+            return played
+
+    async def play() -> tuple[list[int], int]:
+        pacing = replace(PACING, speed=1000.0)
+        worker = Watched(pacing, SimulatedCoach(pacing, concurrency=10, rpm=0), 2)
+        rollouts = await worker.play(plans_of(7), step=1)
+        assert all(len(item.actions) == len(item.episode.turns) == 3 for item in rollouts)
+        assert all(turn.final_score for item in rollouts for turn in item.episode.turns)
+        return [item.index for item in rollouts], worker.most
+
+    assert asyncio.run(play()) == (list(range(7)), 2)
 
 
 def test_the_sandbox_figures_are_the_other_time_divided_by_ours() -> None:

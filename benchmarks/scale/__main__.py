@@ -32,8 +32,8 @@ from mappa_train.rollout import EpisodePlan
 
 PACING = Path(__file__).with_name("pacing.json")
 SAMPLES_PER_TASK = 8
-AT_ONCE = 16
-"""Episodes that a worker plays at once, as an engine on a GPU does."""
+CONCURRENT_EPISODES = 16
+"""Of a worker, which has one CPU for their sandboxes."""
 MOST_PROCESSES = 8
 """Workers beyond share processes: 64 of them would measure this machine's memory."""
 STORE_BYTES = 200 << 20
@@ -59,9 +59,9 @@ class Size:
 
 
 SIZES = {
-    "smoke": Size(workers=(1, 2), steps=2, episodes_per_worker=8, speed=20.0),
-    "quick": Size(workers=(1, 64), steps=2, episodes_per_worker=48, speed=1.0),
-    "full": Size(workers=(1, 2, 4, 8, 16, 32, 64), steps=4, episodes_per_worker=80, speed=1.0),
+    "smoke": Size(workers=(1, 2), steps=2, episodes_per_worker=48, speed=20.0),
+    "quick": Size(workers=(1, 64), steps=2, episodes_per_worker=96, speed=1.0),
+    "full": Size(workers=(1, 2, 4, 8, 16, 32, 64), steps=4, episodes_per_worker=96, speed=1.0),
 }
 
 
@@ -72,14 +72,16 @@ def measure(num_workers: int, size: Size, pacing: Pacing) -> dict[str, float]:
     coach = SimulatedCoach(pacing, concurrency=10_000, rpm=0)
     relay = CoachRelay(coach)
     actor: Any = ray.remote(SimulatedWorker).options(num_cpus=0, max_concurrency=10_000)
-    actors = [actor.remote(pacing, relay.worker_coach) for _ in range(min(num_workers, MOST_PROCESSES))]
+    actors = [
+        actor.remote(pacing, relay.worker_coach, CONCURRENT_EPISODES)
+        for _ in range(min(num_workers, MOST_PROCESSES))
+    ]
     pool = WorkerPool(
         lambda number: actors[number % len(actors)],
         num_workers,
         model_sha256=MODEL,
         timeout_s=600.0,
-        concurrent_episodes=AT_ONCE,
-        at_once=AT_ONCE,
+        concurrent_episodes=CONCURRENT_EPISODES,
     )
     try:
         pool.start()
@@ -96,23 +98,10 @@ def ideal_s(num_workers: int, plans: Sequence[EpisodePlan], pacing: Pacing) -> f
 
     The more workers there are, the later the slowest of them ends, whoever drives them.
     """
-    queue, now = ChunkQueue(plans, num_workers, AT_ONCE), 0.0
-    free = [(0, worker) for worker in range(num_workers)]  # how much each plays, the least first
-    playing = [0] * num_workers
-    ends: list[tuple[float, int, int]] = []  # of chunks: when, whose, how many episodes
-    while True:
-        heapq.heapify(free)
-        while free and (room := queue.room(free[0][0])) > 0 and (chunk := queue.take(room)):
-            _, worker = heapq.heappop(free)
-            playing[worker] += len(chunk)
-            heapq.heappush(free, (playing[worker], worker))
-            end = now + max(pacing.episode_s(plan.index) for plan in chunk)
-            heapq.heappush(ends, (end, worker, len(chunk)))
-        if not ends:
-            return now
-        now, worker, size = heapq.heappop(ends)
-        playing[worker] -= size
-        free = [(count, number) for number, count in enumerate(playing)]
+    queue, ends = ChunkQueue(plans, num_workers), [0.0] * num_workers
+    while chunk := queue.take():  # whoever is free first gets the next one
+        heapq.heappush(ends, heapq.heappop(ends) + pacing.chunk_s(chunk, CONCURRENT_EPISODES))
+    return max(ends)
 
 
 def _plans(step: int, num_workers: int, size: Size) -> list[EpisodePlan]:

@@ -6,9 +6,10 @@ Everything between them is real: Ray, the queue of `WorkerPool`, the desk, the l
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,29 @@ class Pacing:
         """How long the coach thinks about an action."""
         return _draw(self.coach_s, np.random.default_rng([3, episode, turn])) / self.speed
 
-    def episode_s(self, episode: int) -> float:
-        """How long an episode takes where nothing else costs anything: actions, and verdicts beside them."""
+    def episode_s(self, episode: int) -> tuple[float, float]:
+        """How long an episode plays, and how long it is until its last verdict, which come beside it.
+
+        As everything that is computed here: where nothing else costs anything.
+        """
         now, end = 0.0, 0.0
         for turn in range(len(AGENTS)):
             now += self.work_s(*self.work(episode, turn))
             end = max(end, now + self.verdict_s(episode, turn))
+        return now, end
+
+    def chunk_s(self, plans: Sequence[EpisodePlan], concurrent_episodes: int) -> float:
+        """How long a worker takes over a chunk: so many episodes play at once, the others follow in order.
+
+        Who waits for verdicts only has left its place. That as many as there are places wait so, which would
+        hold up the next ones, is left out: coaches are faster.
+        """
+        free, end = [0.0] * min(concurrent_episodes, len(plans)), 0.0
+        for plan in plans:
+            start = heapq.heappop(free)
+            played_s, scored_s = self.episode_s(plan.index)
+            heapq.heappush(free, start + played_s)
+            end = max(end, start + scored_s)
         return end
 
 
@@ -79,8 +97,9 @@ def _draw(quantiles: Sequence[float], rng: np.random.Generator) -> float:
 class SimulatedWorker:
     """An async actor with the methods of `RolloutWorker`; one can stand for several."""
 
-    def __init__(self, pacing: Pacing, coach: Any) -> None:
+    def __init__(self, pacing: Pacing, coach: Any, concurrent_episodes: int) -> None:
         self._pacing, self._coach, self._version = pacing, coach, -1
+        self._concurrent = concurrent_episodes
         torch.set_num_threads(1)
 
     async def join(self, weights: Weights | None) -> Joined:
@@ -90,13 +109,34 @@ class SimulatedWorker:
         return Joined(node="simulated", pid=os.getpid(), model_sha256=MODEL, version=version)
 
     async def play(self, plans: Sequence[EpisodePlan], step: int) -> list[EpisodeRollout]:
-        """All episodes of a chunk at once."""
-        return list(await asyncio.gather(*(self._episode(plan) for plan in plans)))
+        """A chunk, as `rollout.collect` plays it with an engine that takes each prompt on its own."""
+        todo, finished = iter(plans), dict[int, EpisodeRollout]()
+        num_places = min(self._concurrent, len(plans))
+        room = asyncio.Semaphore(num_places)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(num_places):
+                group.create_task(self._work(todo, room, group, finished))
+        return [finished[plan.index] for plan in plans]
 
     async def close(self) -> None:
         """There is nothing to close."""
 
-    async def _episode(self, plan: EpisodePlan) -> EpisodeRollout:
+    async def _work(
+        self,
+        todo: Iterator[EpisodePlan],
+        room: asyncio.Semaphore,
+        group: asyncio.TaskGroup,
+        finished: dict[int, EpisodeRollout],
+    ) -> None:
+        """One place: an episode leaves it to wait for its coach, where no more than `room` do so already."""
+        for plan in todo:
+            actions, asking = await self._play(plan)
+            await room.acquire()
+            waiting = group.create_task(self._settle(plan, actions, asking, finished))
+            waiting.add_done_callback(lambda _: room.release())
+
+    async def _play(self, plan: EpisodePlan) -> tuple[list[Action], list[asyncio.Future[CoachScore]]]:
+        """The actions of an episode, and the verdicts on them, which are still to come."""
         actions, asking = [], []
         for k, agent in enumerate(AGENTS):
             count, sandbox_s = self._pacing.work(plan.index, k)
@@ -104,12 +144,23 @@ class SimulatedWorker:
             actions.append(self._action(agent, k, count))
             turn = _turn(agent, k, count, sandbox_s)
             asking.append(asyncio.ensure_future(self._coach.score(_request(plan, agent, turn))))
+        return actions, asking
+
+    async def _settle(
+        self,
+        plan: EpisodePlan,
+        actions: Sequence[Action],
+        asking: Sequence[asyncio.Future[CoachScore]],
+        finished: dict[int, EpisodeRollout],
+    ) -> None:
         scores = await asyncio.gather(*asking)
         turns = tuple(
             _turn(agent, k, len(actions[k].generation.token_ids), 0.0, score)
             for k, (agent, score) in enumerate(zip(AGENTS, scores, strict=True))
         )
-        return EpisodeRollout(index=plan.index, episode=_episode(plan, turns), actions=tuple(actions))
+        finished[plan.index] = EpisodeRollout(
+            index=plan.index, episode=_episode(plan, turns), actions=tuple(actions)
+        )
 
     def _action(self, agent: str, turn: int, count: int) -> Action:
         answer = Generation(

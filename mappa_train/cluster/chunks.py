@@ -1,8 +1,7 @@
 """In which portions the episodes of a step go to the workers.
 
-A step ends with its slowest worker, and what keeps a worker busy is many episodes at once. So a worker that
-plays one chunk at a time gets large ones, and one that plays several side by side gets ever smaller ones
-(guided self-scheduling, Polychronopoulos and Kuck 1987), so that all of them end together.
+A worker plays one chunk at a time, and what keeps it busy is many episodes at once: so chunks are large. But
+a step ends with its slowest worker: so there are more of them than workers.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ from mappa_train.rollout import EpisodePlan
 Chunk = tuple[EpisodePlan, ...]
 
 ROUNDS = 2
-"""Chunks of a worker that plays one at a time: a slow or lost one holds up a part of its share only."""
-GUIDED = 6
-"""Beside others, a chunk is at most this part of what each worker would have to play of the rest."""
+"""Chunks of each worker in a step: a slow or lost one holds up a part of its share only."""
 
 
 class ChunkQueue:
@@ -27,34 +24,24 @@ class ChunkQueue:
     ----------
     plans : all episodes of the step.
     num_workers : who share them.
-    at_once : episodes that a worker plays at once, in chunks side by side; 0: it plays one chunk at a time.
     """
 
-    def __init__(self, plans: Sequence[EpisodePlan], num_workers: int, at_once: int = 0) -> None:
-        self._plans, self._num_workers, self._at_once = deque(plans), num_workers, at_once
-        self._share = -(-len(plans) // (ROUNDS * num_workers))
+    def __init__(self, plans: Sequence[EpisodePlan], num_workers: int) -> None:
+        self._plans = deque(plans)
+        self._most = -(-len(plans) // (ROUNDS * num_workers))
 
-    def room(self, num_playing: int) -> int:
-        """How many episodes a worker can take that is playing so many."""
-        if self._at_once:
-            return self._at_once - num_playing
-        return 0 if num_playing else self._share
-
-    def take(self, room: int) -> Chunk:
-        """The next chunk, of `room` at most; empty if nothing is left.
+    def take(self) -> Chunk:
+        """The next chunk; empty if nothing is left.
 
         Episodes of one task share the beginning of their prompts, so that they are sampled faster together:
         tasks are cut only where they are too large.
         """
-        most = room
-        if self._at_once:
-            most = min(room, -(-len(self._plans) // (GUIDED * self._num_workers)))
         taken: list[EpisodePlan] = []
-        while self._plans and len(taken) < most:
-            size = self._same_task(most + 1)
-            if taken and len(taken) + size > most:
+        while self._plans and len(taken) < self._most:
+            size = self._same_task(self._most + 1)
+            if taken and len(taken) + size > self._most:
                 break
-            taken += [self._plans.popleft() for _ in range(min(size, most))]
+            taken += [self._plans.popleft() for _ in range(min(size, self._most))]
         return tuple(taken)
 
     def give_back(self, chunk: Chunk) -> None:

@@ -6,7 +6,6 @@ by the number of the episode and returned in the order of the plans: none is los
 
 from __future__ import annotations
 
-import heapq
 import logging
 import re
 import statistics
@@ -39,7 +38,10 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass
 class _Job:
+    """A chunk that is being played. `answer` is still to come."""
+
     chunk: Chunk
+    answer: Any
     since: float
     reported: bool = False
 
@@ -69,17 +71,13 @@ class _Worker:
     since: float
     has_joined: bool = False
     where: str = "a node that is not known yet"
-    jobs: dict[Any, _Job] = field(default_factory=dict)
+    job: _Job | None = None
     busy_s: float = 0.0
     num_episodes: int = 0
 
     @property
     def name(self) -> str:
         return f"rollout worker {self.number} on {self.where}"
-
-    @property
-    def num_playing(self) -> int:
-        return sum(len(job.chunk) for job in self.jobs.values())
 
 
 class WorkerPool:
@@ -94,8 +92,6 @@ class WorkerPool:
         join, or to take over weights, before it counts as lost. One for which there is no room is left to
         Ray, as long as others play.
     concurrent_episodes : how many of a chunk a worker plays side by side.
-    at_once : episodes that a worker plays at once, for actors that play chunks side by side; 0: a worker
-        plays one chunk at a time.
     """
 
     def __init__(
@@ -106,10 +102,9 @@ class WorkerPool:
         model_sha256: str,
         timeout_s: float,
         concurrent_episodes: int,
-        at_once: int = 0,
     ) -> None:
         self._make, self._model_sha256 = make, model_sha256
-        self._timeout_s, self._concurrent, self._at_once = timeout_s, concurrent_episodes, at_once
+        self._timeout_s, self._concurrent = timeout_s, concurrent_episodes
         self._weights: Weights | None = None
         self._most_lost = max(LEAST_REPLACED, num_workers)
         self._step, self._looked = _Step(number=0, queue=ChunkQueue([], 1)), time.monotonic()
@@ -143,7 +138,7 @@ class WorkerPool:
         `RuntimeError` if an episode was sampled from another policy version than that of the last `sync`.
         """
         start = time.perf_counter()
-        queue = ChunkQueue(plans, len(self._workers), self._at_once)
+        queue = ChunkQueue(plans, len(self._workers))
         state = self._step = _Step(number=step, queue=queue)
         for worker in self._workers:
             worker.busy_s, worker.num_episodes = 0.0, 0
@@ -161,7 +156,7 @@ class WorkerPool:
         """End all workers; those that are idle close their sandboxes themselves."""
         import ray
 
-        closing = [worker.actor.close.remote() for worker in self._workers if not worker.jobs]
+        closing = [worker.actor.close.remote() for worker in self._workers if worker.job is None]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
         for worker in self._workers:
@@ -173,30 +168,21 @@ class WorkerPool:
         return _Worker(number=number, actor=actor, joining=joining, since=time.monotonic())
 
     def _hand_out(self) -> None:
-        queue = self._step.queue
-        ready = [worker for worker in self._workers if worker.joining is None]
-        # The least loaded first, so that the last chunks of a step spread over all.
-        heap = [(worker.num_playing, worker.number) for worker in ready]
-        heapq.heapify(heap)
-        while heap:
-            num_playing, number = heapq.heappop(heap)
-            room = queue.room(num_playing)
-            if room <= 0:
-                return  # and those after it play no less
-            chunk = queue.take(room)
-            if not chunk:
+        """One chunk to each worker that is ready and has none."""
+        for worker in self._workers:
+            if worker.joining is not None or worker.job is not None:
+                continue
+            if not (chunk := self._step.queue.take()):
                 return
-            worker = self._workers[number]
             answer = worker.actor.play.remote(chunk, self._step.number)
-            worker.jobs[answer] = _Job(chunk=chunk, since=time.monotonic())
-            heapq.heappush(heap, (num_playing + len(chunk), number))
+            worker.job = _Job(chunk=chunk, answer=answer, since=time.monotonic())
 
     def _turn(self) -> None:
         """Wait for the next answer, or `POLL_S`; enter what came and look after what did not."""
         import ray
 
         owner = {worker.joining: worker for worker in self._workers if worker.joining is not None}
-        owner |= {answer: worker for worker in self._workers for answer in worker.jobs}
+        owner |= {worker.job.answer: worker for worker in self._workers if worker.job is not None}
         came, _ = ray.wait(list(owner), timeout=POLL_S)
         for answer in came:
             self._receive(owner[answer], answer)
@@ -221,7 +207,7 @@ class WorkerPool:
         if answer == worker.joining:
             self._joined(worker, value)
         else:
-            self._played(worker, worker.jobs.pop(answer), value)
+            self._played(worker, value)
 
     def _joined(self, worker: _Worker, joined: Joined) -> None:
         worker.where, worker.joining = f"{joined.node} (process {joined.pid})", None
@@ -235,9 +221,10 @@ class WorkerPool:
         if joined.version != wanted:
             raise RuntimeError(f"{worker.name} holds policy version {joined.version}, not {wanted}")
 
-    def _played(self, worker: _Worker, job: _Job, rollouts: list[EpisodeRollout]) -> None:
+    def _played(self, worker: _Worker, rollouts: list[EpisodeRollout]) -> None:
         assert self._weights is not None  # nobody plays before the first `sync`
-        step = self._step
+        assert worker.job is not None  # what came is its answer
+        step, job, worker.job = self._step, worker.job, None
         for plan, rollout in zip(job.chunk, rollouts, strict=True):
             versions = {action.generation.policy_version for action in rollout.actions}
             if rollout.index != plan.index or versions - {self._weights.version}:
@@ -253,7 +240,7 @@ class WorkerPool:
 
     def _check_age(self, worker: _Worker) -> None:
         now, step = time.monotonic(), self._step
-        for job in worker.jobs.values():
+        if (job := worker.job) is not None:
             age, limit = now - job.since, self._limit_s(job.chunk)
             if age > limit:
                 self._lose(worker, _too_late(f"no answer on {len(job.chunk)} episode(s)", age, limit))
@@ -278,12 +265,9 @@ class WorkerPool:
         import ray
 
         ray.kill(worker.actor)
-        step = self._step
-        for job in worker.jobs.values():
-            step.queue.give_back(job.chunk)
-        log.warning(
-            "%s is lost (%s); %d episode(s) of it are run again", worker.name, reason, worker.num_playing
-        )
+        step, chunk = self._step, worker.job.chunk if worker.job is not None else ()
+        step.queue.give_back(chunk)
+        log.warning("%s is lost (%s); %d episode(s) of it are run again", worker.name, reason, len(chunk))
         step.num_lost += 1
         if step.num_lost > self._most_lost:
             raise UnavailableError(

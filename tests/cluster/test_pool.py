@@ -150,7 +150,7 @@ def test_how_long_a_worker_may_take_grows_with_its_chunk(
     pool, lost = silent
     for worker, size, age_s in zip(pool._workers, (9, 8, 1), (299.0, 201.5, 99.0), strict=True):
         pool._joined(worker, JOINED)
-        worker.jobs["answer"] = _Job(chunk=tuple(PLANS[:size]), since=NOW - age_s)
+        worker.job = _Job(chunk=tuple(PLANS[:size]), answer="answer", since=NOW - age_s)
         pool._check_age(worker)
     assert lost == [(1, f"no answer on 8 episode(s) for 202 {TOO_LONG.format(200)}")]
 

@@ -4,16 +4,19 @@ import dataclasses
 import shlex
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from mappa_envs.errors import ConfigError
+from mappa_train import begin, plan
 from mappa_train.algorithms.reinforce_pp import ReinforcePP
 from mappa_train.arguments import learn_from, make_parser, parse
 from mappa_train.config import Config, to_toml
 from mappa_train.engine.choice import takes_vllm
-from mappa_train.settings import PRESETS, parse_value, read_settings, resolve
+from mappa_train.settings import PRESETS, check_shares, parse_value, read_settings, resolve
 
 
 def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
@@ -283,3 +286,34 @@ def test_a_warm_start_names_a_command_with_all_that_its_run_shares() -> None:
         "config": None,
     }
     assert found.init == "runs/a warm $start"
+
+
+def test_learners_are_no_more_than_the_tasks_that_are_dealt_out() -> None:
+    grpo = {"algorithm": "grpo", "learners_per_agent": 2}
+    with pytest.raises(
+        ConfigError, match=r"per-agent 2: a step has 1 task\(s\) .* more tasks \(--tasks, --max-"
+    ):
+        resolve({**grpo, "max_tasks": 1})
+    config = resolve(grpo)
+    check_shares(config, 2)
+    with pytest.raises(ConfigError, match="a step has 1 task"):
+        check_shares(config, 1)
+    check_shares(resolve({"learners_per_agent": 12}), 1)  # its episodes are dealt out one by one
+
+
+def test_a_start_and_a_resumption_know_how_many_tasks_there_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    task = SimpleNamespace(task_type="t")
+    env = SimpleNamespace(tasks=[task], possible_agents=("a_0", "b_0"), coach=None)
+    for module in (begin, plan):
+        monkeypatch.setattr(module, "make_env", lambda config, split=None, **shared: env)
+        monkeypatch.setattr(module, "check_engine", lambda config: None)
+    config = resolve({"algorithm": "grpo", "learners_per_agent": 2, "out": str(tmp_path / "run")})
+    run: Any = SimpleNamespace(lock=lambda: None)
+    with pytest.raises(ConfigError, match="a step has 1 task"):
+        plan.plan(config)
+    with pytest.raises(ConfigError, match="a step has 1 task"):
+        begin.begin_run(config, print)
+    with pytest.raises(ConfigError, match="a step has 1 task"):
+        begin.go_on(config, run, None, print)

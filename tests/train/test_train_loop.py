@@ -9,6 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from run_fakes import make_episode, make_rollout
 from safetensors.torch import load_file
 from tiny import make_model
 
+from mappa_envs.coach import LLMCoach, make_coach
 from mappa_envs.coach.base import CoachRequest
+from mappa_envs.coach.llm.limits import Usage
 from mappa_envs.errors import CoachError, ConfigError, DataError, UnavailableError
 from mappa_envs.testing import FakeCoach, FakeSandbox
 from mappa_envs.types import StopReason
@@ -402,11 +405,25 @@ def test_a_step_without_an_action_is_told(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_a_run_ends_with_its_steps_or_the_budget() -> None:
-    config = resolve({"steps": 3})
-    found = [
-        trainer._is_last(step, {"stop/budget": spent}, config) for step, spent in ((3, 0), (2, 0), (2, 1))
-    ]
+    coach = make_coach("llm:openai/m", base_url="http://localhost:1/v1", budget_usd=2.0)
+    assert isinstance(coach, LLMCoach)
+    loop: Any = SimpleNamespace(
+        config=resolve({"steps": 3}), team=SimpleNamespace(env=SimpleNamespace(coach=coach))
+    )
+    found = [trainer._is_last(step, {"stop/budget": spent}, loop) for step, spent in ((3, 0), (2, 0), (2, 1))]
     assert found == [True, False, True]
+    coach.budget.add(Usage(cost_usd=2.0))  # and every action has its score
+    assert trainer._is_last(2, {"stop/budget": 0}, loop)
+
+
+def test_the_step_that_spends_the_budget_exactly_is_the_last(
+    folder: Path, tmp_path: Path, sandboxes: list[FakeSandbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder.create(settings(folder, tmp_path / "run"))
+    monkeypatch.setattr(trainer, "has_budget", lambda coach: not run.credit_path.exists())
+    trainer.train(run.config(), run, SilentProgress())
+    assert run.steps() == [1]
+    assert run.read_metrics()[0]["unscored"] == 0
 
 
 @pytest.mark.slow
