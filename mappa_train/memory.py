@@ -1,8 +1,8 @@
 """How much memory a run needs, before it starts; and what to turn when it was too much.
 
 The plan is arithmetic on the shapes of the model's weights, read from the headers of its files: nothing is
-loaded. Every part is what the code holds at its worst moment, either an update or a rollout: what belongs to
-one of the two is not added to the other. docs/learner.md says how far it was off where it was measured.
+loaded. Every part is what the code holds at its worst moment, an update, a rollout or the loading: what
+belongs to one is not added to another. docs/learner.md says how far it was off where it was measured.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One line of the plan, in bytes. `when`: always, or only in an "update" or a "rollout"."""
+    """One line of the plan, in bytes. `when`: always, or only in an "update", a "rollout" or "loading"."""
 
     name: str
     num_bytes: float
@@ -70,7 +70,7 @@ class MemoryPlan:
         """Bytes at the worst moment."""
         sums = {
             moment: sum(part.num_bytes for part in self.parts if part.when in ("always", moment))
-            for moment in ("update", "rollout")
+            for moment in ("update", "rollout", "loading")
         }
         return max(sums.values())
 
@@ -144,8 +144,15 @@ def memory_plan(
     num_policies, num_trained = count_policies(config, num_agents)
     num_optimizers = 1 if warm_start else num_trained
     parts = _weights(config, shape, num_policies, num_trained, num_optimizers)
+    if config.learners_per_agent > 1 and config.shard == "ddp" and not warm_start:
+        # Kept from one update to the next; gradients that are summed up before an exchange are beside them.
+        (gradients,) = (part.num_bytes for part in parts if part.name == "gradients")
+        parts.append(Part(name="DDP buckets", num_bytes=gradients * num_trained))
     if config.shard == "fsdp":
         parts = [replace(part, num_bytes=part.num_bytes / config.learners_per_agent) for part in parts]
+        if not gpu:  # where there is one, what is loaded stays in the machine's memory until it is sharded
+            size = (2 if config.policy == "lora" else 4) * shape.num_parameters
+            parts.append(Part(name="whole model", num_bytes=float(size), when="loading"))
         if config.policy == "full" and not config.num_rollout_workers:
             parts.append(Part(name="sampler", num_bytes=4.0 * shape.num_parameters * num_policies))
     answers = min(128, config.token_budget // 4)  # a quarter of a micro-batch; logits of 128 at once at most
@@ -154,17 +161,20 @@ def memory_plan(
         Part(name="logits", num_bytes=float(answers * shape.vocabulary * LOGIT_COPIES), when="update"),
         Part(name="libraries", num_bytes=LIBRARIES),
     ]
-    if _num_sampled(config) and not warm_start:
+    if not config.num_rollout_workers and not warm_start:
         parts += _sampling(config, shape, gpu=gpu)
     return MemoryPlan(parts=tuple(parts), device="GPU" if gpu else "machine")
 
 
 def _sampling(config: Config, shape: ModelShape, *, gpu: bool) -> list[Part]:
-    """What the embedded engine needs: full policies sample from themselves, adapters from a merged copy."""
+    """What the embedded engine needs: full policies sample from themselves, adapters from a merged copy.
+
+    vLLM needs that copy, too, while it is given new weights, but no cache of ours.
+    """
     exact = 2 if gpu and config.policy == "lora" else 4
     length = PROMPT_TOKENS + config.max_new_tokens
     cached = _num_sampled(config) * length * shape.num_layers * 2 * shape.key_width
-    parts = [Part(name="sampler's cache", num_bytes=float(cached * exact), when="rollout")]
+    parts = [Part(name="sampler's cache", num_bytes=float(cached * exact), when="rollout")] if cached else []
     if config.policy == "lora":
         merged = sum(rows * columns for rows, columns in shape.matrices)
         parts += [

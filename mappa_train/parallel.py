@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mappa_train.loss import LogprobModule
 from mappa_train.packing import Pack
+from mappa_train.policies import pick_device
 
 
 class Distributor:
@@ -47,7 +48,8 @@ class Distributor:
 
 def _shard(model: Any) -> nn.Module:
     body = model.get_base_model() if hasattr(model, "get_base_model") else model
-    mesh = init_device_mesh(body.lm_head.weight.device.type, (torch.distributed.get_world_size(),))
+    # What is still in the machine's memory goes to the device layer by layer, and only a part of each stays.
+    mesh = init_device_mesh(pick_device().type, (torch.distributed.get_world_size(),))
     for layer in body.model.layers:
         fully_shard(layer, mesh=mesh)
     module = LogprobModule(model)

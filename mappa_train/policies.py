@@ -3,6 +3,7 @@
 `LoRAPolicies`: one frozen base in memory, one adapter a policy; the reference is the base, or a frozen
 copy of the adapter that the policy began with. `FullPolicies`: whole weights for each and a frozen copy.
 The model is used through `hidden` and `head` only, so that logits are made for response tokens alone.
+`sharded` ones will be distributed over ranks: until then they are in the machine's memory, not on the GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mappa_train.attention import layout_of, use_packed_attention
 from mappa_train.engine.cache import use_grouped_attention
 from mappa_train.packing import Pack
 from mappa_train.router import PolicyRouter
-from mappa_train.sharding import to_save, whole
+from mappa_train.sharding import check_fit, to_save, twin, whole
 
 if TYPE_CHECKING:
     from mappa_train.parallel import Distributor
@@ -51,6 +52,15 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     placed: Any = model
     return placed.to(device).eval()
+
+
+def load_to_learn(folder: Path, dtype: torch.dtype, device: torch.device, *, checkpointing: bool) -> Any:
+    """A model that packs can be given to."""
+    model = load_model(folder, dtype, device)
+    use_packed_attention(model)
+    if checkpointing:
+        checkpoint_layers(model)
+    return model
 
 
 def checkpoint_layers(model: Any) -> None:
@@ -169,6 +179,7 @@ class LoRAPolicies(PolicyRouter):
         checkpointing: bool = False,
         frozen: Collection[str] = (),
         shared: bool = False,
+        sharded: bool = False,
     ) -> None:
         from peft import LoraConfig
 
@@ -182,7 +193,8 @@ class LoRAPolicies(PolicyRouter):
             target_modules="all-linear",
             task_type="CAUSAL_LM",
         )
-        self._model = self._load_model(folder, checkpointing=checkpointing)
+        device = torch.device("cpu") if sharded else pick_device()
+        self._model = self._load_model(folder, device, checkpointing=checkpointing)
         self._save_casts()
         self._parameters = self._find_parameters()
         named = self._model.get_base_model().named_modules()
@@ -195,14 +207,11 @@ class LoRAPolicies(PolicyRouter):
         self._gathers = False
         self._gathered: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
-    def _load_model(self, folder: Path, *, checkpointing: bool) -> Any:
+    def _load_model(self, folder: Path, device: torch.device, *, checkpointing: bool) -> Any:
         """The base with an adapter for each policy."""
         from peft import get_peft_model
 
-        base = load_model(folder, torch.bfloat16, pick_device())
-        use_packed_attention(base)
-        if checkpointing:
-            checkpoint_layers(base)
+        base = load_to_learn(folder, torch.bfloat16, device, checkpointing=checkpointing)
         first, *others = self.names
         model = get_peft_model(base, self._adapter(), adapter_name=first)
         for policy in others:
@@ -300,7 +309,7 @@ class LoRAPolicies(PolicyRouter):
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
         # Some of what does not fit, peft would leave out without a word.
-        _check_fit(policy, state, get_peft_model_state_dict(self._model, adapter_name=policy))
+        check_fit(policy, state, get_peft_model_state_dict(self._model, adapter_name=policy))
         set_peft_model_state_dict(self._model, state, adapter_name=policy)
 
 
@@ -315,17 +324,16 @@ class FullPolicies(PolicyRouter):
         checkpointing: bool = False,
         frozen: Collection[str] = (),
         shared: bool = False,
+        sharded: bool = False,
     ) -> None:
         super().__init__(agents, frozen, shared=shared)
-        device = pick_device()
-        self._models = {policy: load_model(folder, torch.float32, device) for policy in self.names}
+        self._load = partial(load_to_learn, folder, torch.float32, checkpointing=checkpointing)
+        # Those that will be sharded use the same memory for as long as they are alike.
+        self._sharded, self._copy = sharded, twin if sharded else copy.deepcopy
         # fp32 like the policies: only then is the KL exactly 0 before the first update.
-        reference = load_model(folder, torch.float32, device).requires_grad_(False)
-        for model in (*self._models.values(), reference):
-            use_packed_attention(model)
-            if checkpointing:
-                checkpoint_layers(model)
-        self._reference = dict.fromkeys(self.trained, reference)
+        reference = self._load(torch.device("cpu") if sharded else pick_device())
+        self._models = {policy: self._copy(reference) for policy in self.names}
+        self._reference = dict.fromkeys(self.trained, reference.requires_grad_(False))
         self._distributed: dict[str, nn.Module] = {}
         self._samplers: dict[str, Any] = {}
 
@@ -338,17 +346,20 @@ class FullPolicies(PolicyRouter):
 
     def freeze_reference(self) -> None:
         self._reference = {
-            policy: copy.deepcopy(self._models[policy]).requires_grad_(False) for policy in self.trained
+            policy: self._copy(self._models[policy]).requires_grad_(False) for policy in self.trained
         }
 
     def distribute(self, distributor: Distributor) -> None:
         if distributor.shards:
-            if distributor.samples:
-                self._samplers = {policy: copy.deepcopy(model) for policy, model in self._models.items()}
             self._reference = {policy: distributor(model) for policy, model in self._reference.items()}
         # DDP reserves room for gradients, which frozen weights do not have.
         wrapped = self.names if distributor.shards else self.trained
         self._distributed = {policy: distributor(self._models[policy]) for policy in wrapped}
+        if distributor.shards and distributor.samples:  # last: a GPU never has whole copies of anything else
+            sampler = self._load(pick_device()).requires_grad_(False)
+            others = {policy: copy.deepcopy(sampler) for policy in self.names[1:]}
+            self._samplers = {self.names[0]: sampler} | others
+            self.refresh_sampler()
 
     @torch.no_grad()
     def refresh_sampler(self) -> None:
@@ -375,18 +386,7 @@ class FullPolicies(PolicyRouter):
         return {name: value for name, value in self._models[policy].state_dict().items() if name != tied}
 
     def load_state(self, policy: str, state: dict[str, Tensor]) -> None:
-        _check_fit(policy, state, self._own(policy))
-        self._models[policy].load_state_dict(state, strict=False)  # without a tied head
+        check_fit(policy, state, self._own(policy))
+        # Without a tied head. What others still share must not be written to: what is read takes its place.
+        self._models[policy].load_state_dict(state, strict=False, assign=self._sharded)
         self._models[policy].tie_weights()
-
-
-def _check_fit(policy: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Raise `ConfigError` where a checkpoint's weights are not the policy's, by name and shape."""
-    found, wanted = ({name: tuple(value.shape) for name, value in some.items()} for some in (state, own))
-    odd = min((name for name in found.keys() | wanted if found.get(name) != wanted.get(name)), default=None)
-    if odd is not None:
-        shapes = f"is {found.get(odd, 'missing')} there and {wanted.get(odd, 'unknown')} here"
-        raise ConfigError(
-            f"the weights of {policy} do not fit the run's settings: {odd} {shapes}. Was policy, lora_rank "
-            "or model changed in its config.toml?"
-        )

@@ -5,13 +5,24 @@ So a checkpoint looks the same whatever number of ranks wrote it, and any number
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
+
+from mappa_envs.errors import ConfigError
+
+
+def twin(model: Any) -> Any:
+    """A copy of a model in the same memory, which neither may write to. Sharding copies what it takes."""
+    weights = dict[int, Any]()  # by what they are copies of, as `deepcopy` looks them up
+    for weight in model.parameters():
+        weights[id(weight)] = nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
+    return copy.deepcopy(model, weights)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -58,3 +69,15 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     }
     # What the settings decide (decay, betas) is as they say now, and not as it was when the state was saved.
     optimizer.load_state_dict({**optimizer.state_dict(), "state": parts})
+
+
+def check_fit(policy: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise `ConfigError` where a checkpoint's weights are not the policy's, by name and shape."""
+    found, wanted = ({name: tuple(value.shape) for name, value in some.items()} for some in (state, own))
+    odd = min((name for name in found.keys() | wanted if found.get(name) != wanted.get(name)), default=None)
+    if odd is not None:
+        shapes = f"is {found.get(odd, 'missing')} there and {wanted.get(odd, 'unknown')} here"
+        raise ConfigError(
+            f"the weights of {policy} do not fit the run's settings: {odd} {shapes}. Was policy, lora_rank "
+            "or model changed in its config.toml?"
+        )

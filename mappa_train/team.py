@@ -112,6 +112,8 @@ def _load_policies(config: Config, folder: Path, agents: Sequence[str]) -> Polic
         "checkpointing": config.gradient_checkpointing == "on",
         "frozen": frozen_names(config),
         "shared": config.shared_policy == "on",
+        # With FSDP, where this process is one of the ranks that will have a part each.
+        "sharded": config.shard == "fsdp" and torch.distributed.is_initialized(),
     }
     if config.policy == "full":
         return FullPolicies(folder, agents, **settings)

@@ -17,7 +17,7 @@ class ChatTokenizer:
     """Chat messages to token ids and back.
 
     `stop_ids` end an action: the tokenizer's and the model's end-of-text ids. `context_tokens` is the most
-    that prompt and action may have together.
+    that prompt and action may have together, `vocabulary` how many ids the model knows.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,9 +33,9 @@ class ChatTokenizer:
         if (folder / "generation_config.json").is_file():
             extra = GenerationConfig.from_pretrained(folder).eos_token_id
             stops |= set(extra) if isinstance(extra, list) else {extra}
-        self.context_tokens = int(
-            getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", 2**31)
-        )
+        config = AutoConfig.from_pretrained(folder).get_text_config()
+        self.context_tokens = int(getattr(config, "max_position_embeddings", 2**31))
+        self.vocabulary = int(config.vocab_size)
         special = [str(t) for t in self._tokenizer.added_tokens_decoder.values() if t.special]
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
         self.stop_ids = tuple(sorted(stop for stop in stops if stop is not None))

@@ -164,7 +164,7 @@ def _open_vllm(config: Config, policies: Policies, folder: Path, tokenizer: Chat
 
     sampling = Sampling(
         agents=policies.agents,
-        vocabulary=int(policies.sampler(policies.names[0]).config.vocab_size),
+        vocabulary=tokenizer.vocabulary,
         stop_ids=tokenizer.stop_ids,
         context_tokens=tokenizer.context_tokens,
         max_new_tokens=config.max_new_tokens,

@@ -7,7 +7,6 @@ samples share eight times, and cannot draw noise per sequence; so the loop over 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ class TransformersEngine:
     def _sample(self, model: Any, requests: Sequence[GenerationRequest]) -> list[Generation]:
         device = model.lm_head.weight.device
         live = _prefill(model, [request.prompt_ids for request in requests], self._max_new_tokens)
-        noise = torch.stack([_noise(request.key, self._max_new_tokens) for request in requests]).to(device)
+        noise = torch.stack([_noise(request.seed, self._max_new_tokens) for request in requests]).to(device)
         stop_ids = self._stop_ids.to(device)
         tokens: list[list[int]] = [[] for _ in requests]
         logprobs: list[list[float]] = [[] for _ in requests]
@@ -185,7 +184,6 @@ def _draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     return token, logprobs.gather(1, token[:, None])[:, 0]
 
 
-def _noise(key: Sequence[int], count: int) -> Tensor:
-    digest = hashlib.sha256(",".join(map(str, key)).encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+def _noise(seed: int, count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
     return torch.rand(count, generator=generator, dtype=torch.float64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import itertools
 import logging
 import multiprocessing
@@ -17,7 +18,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -132,8 +132,16 @@ class AsyncVllmEngine:
             future.cancel()
 
     def close(self) -> None:
-        if not self._thread.is_alive():
-            return
+        with contextlib.ExitStack() as stack:  # each, whatever becomes of the others
+            stack.callback(self._stderr.close)
+            stack.callback(self._stop_loop)
+            if self._weights is not None:
+                stack.callback(self._weights.close)
+                self._weights = None
+            if self._thread.is_alive():
+                self._end_processes()
+
+    def _end_processes(self) -> None:
         self.cancel()
         done = asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop)
         end = time.monotonic() + CLOSE_S
@@ -142,12 +150,13 @@ class AsyncVllmEngine:
                 for child in multiprocessing.active_children():
                     if child.name.startswith("EngineCore"):
                         child.kill()
-        if self._weights is not None:
-            self._weights.close()
-            self._weights = None
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(1.0)
-        self._stderr.close()
+
+    def _stop_loop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(1.0)
+        if not self._thread.is_alive():  # else vLLM's start still blocks it
+            self._loop.close()
 
     def _live(self) -> Weights | None:
         """The weights, None before the first sync. Raises `UnavailableError` if an engine has died."""
@@ -220,7 +229,7 @@ class AsyncVllmEngine:
         )
         latest = None
         try:
-            async with asyncio.timeout(deadline_s), aclosing(answers):
+            async with asyncio.timeout(deadline_s), contextlib.aclosing(answers):
                 async for answer in answers:
                     latest = answer
         except TimeoutError:

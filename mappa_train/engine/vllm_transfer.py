@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -167,9 +167,12 @@ class TransferredWeights:
             policy: LiveWeights(remote.vllm_config.model_config.dtype)
             for policy, remote in self.engines.items()
         }
-        self._senders = {
-            policy: connect(remote, self._sources[policy], backend) for policy, remote in self.engines.items()
-        }
+        self._senders: dict[str, Any] = {}
+        with ExitStack() as stack:
+            for policy, remote in self.engines.items():
+                self._senders[policy] = connect(remote, self._sources[policy], backend)
+                stack.callback(self._senders[policy].shutdown)
+            self._shut_down = stack.pop_all()  # all are connected: open until `close`
 
     def load(self, policy: str, version: int, model: Any) -> None:
         remote = self.engines[policy]
@@ -182,8 +185,7 @@ class TransferredWeights:
         return None
 
     def close(self) -> None:
-        for sender in self._senders.values():
-            sender.shutdown()
+        self._shut_down.close()
 
 
 def connect(remote: Remote, source: LiveWeights, backend: Backend) -> Any:

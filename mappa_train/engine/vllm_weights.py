@@ -104,11 +104,11 @@ class AdapterWeights:
     def __init__(self, policies: Policies, start: Callable[[], Any], *, alpha: int) -> None:
         self._policies = policies
         self._alpha = alpha
-        self._folder = Path(tempfile.mkdtemp(prefix="mappa-adapters-"))
         self._requests: dict[str, Any] = {}
         self._count = 0
-        engine = start()
-        self.engines = dict.fromkeys(policies.names, engine)
+        self.engines = dict.fromkeys(policies.names, start())
+        # Last: what fails to start is never closed.
+        self._folder = Path(tempfile.mkdtemp(prefix="mappa-adapters-"))
 
     def load(self, policy: str, version: int, model: Any) -> None:
         from vllm.lora.request import LoRARequest
@@ -198,7 +198,8 @@ def ask(engine: Any, prompt: Any, params: Any, adapter: Any) -> Any:
 def bring_in(weights: Weights, policies: Policies, probe: Probe, version: int, ask: Ask) -> None:
     """Load every policy's weights, forget what was cached, and verify, one after the other.
 
-    Raises `SyncError` if an engine does not say of the probe what its policy says.
+    Raises `SyncError` if an engine does not say of the probe what its policy says. The sampler is released:
+    until the next update, after which it would be another, nothing here needs it.
     """
     for policy, engine in weights.engines.items():
         model = policies.sampler(policy)  # once: an adapter is merged each time
@@ -207,3 +208,4 @@ def bring_in(weights: Weights, policies: Policies, probe: Probe, version: int, a
             raise RuntimeError(f"{policy}: vLLM did not forget the prompts of the old weights")
         difference = probe.check(policy, engine, model, ask, weights.adapter(policy))
         log.info("version %d of %s is in; its probe differs by %.2g nats", version, policy, difference)
+    policies.release_sampler()

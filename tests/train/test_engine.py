@@ -150,7 +150,7 @@ def test_temperature_divides_the_logits(policies: LoRAPolicies, plain: Any) -> N
 def test_draws_follow_the_distribution() -> None:
     """Each token's share is its probability, within 4 standard errors of 20 000 draws."""
     logits = torch.tensor([0.0, 1.0, 2.0, -30.0])
-    uniform = _noise((1, 2, 3, 4), 20_000)
+    uniform = _noise(1234, 20_000)
     token, logprob = _draw(logits.expand(20_000, -1), uniform)
     wanted = logits.softmax(-1)
     shares = torch.bincount(token, minlength=4) / 20_000

@@ -117,6 +117,35 @@ def test_sharded_policies_have_a_copy_to_sample_from_unless_workers_play() -> No
     assert "sampler" not in parts(num_rollout_workers=2)
 
 
+def sizes_of(*, gpu: bool = True, **settings: Any) -> dict[str, float]:
+    return {part.name: part.num_bytes for part in memory_plan(make_config(**settings), BIG, 3, gpu=gpu).parts}
+
+
+def test_ddp_keeps_buckets_for_the_gradients_of_every_policy_that_learns() -> None:
+    several: dict[str, Any] = {"learners_per_agent": 2, "frozen_agents": "modeler_0"}
+    assert sizes_of(policy="full", **several)["DDP buckets"] == 8e9
+    lora = sizes_of(policy="lora", **several)
+    assert lora["DDP buckets"] == 2 * lora["gradients"] > 0
+    assert "DDP buckets" not in sizes_of(policy="full", shard="fsdp", **several)
+    assert "DDP buckets" not in sizes_of(policy="full")
+
+
+def test_adapters_are_merged_for_vllm_too_but_nothing_is_cached_for_it() -> None:
+    ours, vllm = sizes_of(policy="lora", engine="transformers"), sizes_of(policy="lora", engine="vllm")
+    assert (vllm["sampler"], vllm["merged weights"]) == (ours["sampler"], ours["merged weights"])
+    assert "sampler's cache" not in vllm
+    assert not any("sampler" in name for name in sizes_of(policy="full", engine="vllm"))
+
+
+def test_what_is_sharded_is_whole_while_it_is_loaded_where_no_gpu_is() -> None:
+    sharded: dict[str, Any] = {"policy": "full", "learners_per_agent": 8, "shard": "fsdp"}
+    assert sizes_of(gpu=False, **sharded)["whole model"] == 4e9
+    assert "whole model" not in sizes_of(**sharded)
+    part = memory.Part(name="whole model", num_bytes=4e9, when="loading")
+    always = memory.Part(name="weights", num_bytes=1e9)
+    assert memory.MemoryPlan(parts=(part, always), device="machine").peak == 5e9
+
+
 class Unwrapped(Distributor):
     """Leaves models as they are."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import STOP, make_model
+from tiny import STOP, WORDS, make_model
 
 from mappa_envs.errors import ConfigError
 from mappa_train.settings import resolve
@@ -34,7 +34,7 @@ def test_control_tokens_in_a_message_open_no_turn(tokenizer: ChatTokenizer) -> N
 
 def test_limits_and_stops_come_from_the_folder(tokenizer: ChatTokenizer) -> None:
     assert STOP in tokenizer.stop_ids
-    assert tokenizer.context_tokens == 16384
+    assert (tokenizer.context_tokens, tokenizer.vocabulary) == (16384, len(WORDS))
 
 
 def test_the_stop_token_is_not_part_of_the_text(tokenizer: ChatTokenizer) -> None:

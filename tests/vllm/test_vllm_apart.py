@@ -149,7 +149,9 @@ def test_a_sync_loads_forgets_and_verifies_agent_by_agent(forgets: bool) -> None
         told.append(f"{agent} answers by {adapter} as {model} of {engine.agent}")
         return 0.0
 
-    policies: Any = SimpleNamespace(sampler=lambda agent: f"the model of {agent}")
+    policies: Any = SimpleNamespace(
+        sampler=lambda agent: f"the model of {agent}", release_sampler=lambda: told.append("released")
+    )
     weights: Any = SimpleNamespace(
         engines={agent: Engine(agent) for agent in "ab"}, load=load, adapter=lambda agent: f"adapter {agent}"
     )
@@ -165,7 +167,7 @@ def test_a_sync_loads_forgets_and_verifies_agent_by_agent(forgets: bool) -> None
         assert told == [line.format("a") for line in each[:2]]
         return
     bring_in(weights, policies, probe, 7, lambda *asked: None)
-    assert told == [line.format(agent) for agent in "ab" for line in each]
+    assert told == [*(line.format(agent) for agent in "ab" for line in each), "released"]
 
 
 def test_a_start_that_fails_says_so_and_ends_what_has_started_in_order(
