@@ -7,11 +7,13 @@ import contextlib
 import errno
 import itertools
 import json
+import logging
 import os
 import platform
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +32,9 @@ NUM_WORKSPACES = 256
 SILENCE_TIMEOUT_S = 60.0
 """Without a sign of life from the container, whoever waits for an answer is told that it is gone."""
 
+REMOVE_TIMEOUT_S = 30.0
+"""For the daemon to remove a container, which it may be doing already."""
+
 CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER")
 OWNER_LABEL = "mappa.sandbox.owner"
 BUNDLE = (
@@ -42,6 +47,7 @@ BUNDLE = (
 )  # fmt: skip
 """What the container runs of this package, besides empty `__init__` files."""
 
+_log = logging.getLogger(__name__)
 _HOME = "/run/mappa"
 _BOOT = f"""
 import json, os, sys
@@ -73,6 +79,8 @@ class Container:
         self.docker: Any = None
         """The `docker` package's object for it."""
         self._client: Any = None
+        self._name: str | None = None
+        """Set before the daemon hears of it: also where its answer never comes, there may be a container."""
         self._attached: Any = None
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
@@ -94,8 +102,9 @@ class Container:
         try:
             threading.Thread(target=self._receive, name="mappa-docker-receive", daemon=True).start()
             sent = json.dumps({"files": _bundle(), "config": config}).encode()
-            await self._send(len(sent).to_bytes(4, "big") + sent)
-            first = await asyncio.wait_for(self._started, START_TIMEOUT_S)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._send(len(sent).to_bytes(4, "big") + sent)
+                first = await self._started
         except TimeoutError:
             await self.stop("no sign of life after its start")
             raise SandboxError(f"the container did not start within {START_TIMEOUT_S:.0f} s") from None
@@ -121,8 +130,9 @@ class Container:
             with boundary(SandboxError, "starting the container", *foreign):
                 sweep(client)
                 options = _options(client.info(), limits, shared)
+                self._name = f"mappa-sandbox-{uuid.uuid4().hex}"
                 try:
-                    self.docker = client.containers.create(image, **options)
+                    self.docker = client.containers.create(image, name=self._name, **options)
                 except docker.errors.ImageNotFound:
                     raise SandboxUnavailable(
                         f"Docker has no image {image!r}: correct the name, or build it: python -m mappa_envs"
@@ -231,8 +241,9 @@ class Container:
             self._attached.close()
             self._socket.close()  # what attach_socket gave is only one holder of it
         self._sender.shutdown(wait=False)
-        if self.docker is not None:
-            remove(self.docker)
+        if self._name is not None:
+            self._client.api.timeout = REMOVE_TIMEOUT_S
+            remove(self._client, self._name)
         self._client.close()
 
 
@@ -310,19 +321,24 @@ def _mounts(limits: Limits) -> dict[str, str]:
     return mounts
 
 
-def remove(container: Any) -> None:
-    """Kill and delete a container and wait until it is gone. Idempotent."""
+def remove(client: Any, container: str) -> None:
+    """Kill and delete a container, by name or id, and wait until it is gone. Idempotent."""
     import docker
     import requests
 
-    deadline = time.monotonic() + 30
+    deadline, last = time.monotonic() + REMOVE_TIMEOUT_S, None
     while time.monotonic() < deadline:
         try:
-            container.remove(force=True)
+            client.api.remove_container(container, force=True)
         except docker.errors.NotFound:
             return
-        except (docker.errors.APIError, requests.RequestException):
+        except (docker.errors.APIError, requests.RequestException) as error:
+            last = error
             time.sleep(0.05)  # it is being removed already
+    _log.warning(
+        "container %s is still there after %.0f s (%s): docker rm -f %s",
+        *(container, REMOVE_TIMEOUT_S, last, container),
+    )
 
 
 def sweep(client: Any) -> None:
@@ -331,7 +347,7 @@ def sweep(client: Any) -> None:
         place, pid, start = container.labels[OWNER_LABEL].split("/")
         here, _, _ = _owner().split("/")
         if place == here and _start_time(int(pid)) != start:
-            remove(container)
+            remove(client, container.id)
 
 
 def _owner() -> str:

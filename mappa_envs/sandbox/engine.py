@@ -353,7 +353,11 @@ class EngineWorkspace(Workspace):
 
     def _is_as_shown(self, path: str) -> bool:
         """Is it still what stands here for a shared file: a link, or an empty file to mount it on?"""
-        found = os.stat(path, dir_fd=self._root_fd, follow_symlinks=False)
+        fd = linux.open_beneath(self._root_fd, path, os.O_PATH)
+        try:
+            found = os.fstat(fd)
+        finally:
+            os.close(fd)
         return stat.S_ISLNK(found.st_mode) or found.st_size == 0
 
     def _check_open(self) -> None:

@@ -12,7 +12,7 @@ import re
 import tarfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from mappa_envs.sandbox.rootfs import IMPORTS, MASKS, REFUSED, Rootfs, canonical
 
 DEFAULT_IMAGE = "mappa-sandbox:1"
 CONNECT_TIMEOUT_S = 10
+ANSWER_TIMEOUT_S = 120
+"""For any other answer of a daemon that is there: a loaded machine may take long to make a container."""
 SILENCE_TIMEOUT_S = 900
 """The longest wait for the daemon's next word while it builds: pip says nothing for minutes."""
 LABEL = "mappa.sandbox"
@@ -49,14 +51,18 @@ def connect() -> Any:
         raise SandboxUnavailable(f"the docker package is missing; {install_hint('docker')}") from None
     host = os.environ.get("DOCKER_HOST")
     where = f"DOCKER_HOST={host}" if host else "/var/run/docker.sock (DOCKER_HOST is not set)"
+    client = None
     try:
         client = docker.from_env(timeout=CONNECT_TIMEOUT_S)
         client.ping()
     except (docker.errors.DockerException, requests.RequestException, ValueError) as error:
+        if client is not None:
+            client.close()
         raise SandboxUnavailable(
             f"no Docker daemon answers at {where}: start one, set DOCKER_HOST to its address"
             f" (`docker context ls` shows it), or join the group that may use its socket ({error})"
         ) from error
+    client.api.timeout = ANSWER_TIMEOUT_S
     return client
 
 
@@ -91,12 +97,7 @@ def build_image(
         if plan is None:
             _build(client, tag, {"PACKAGES": " ".join(packages)}, log, offline=False)
             return
-        base = _send_base(client, plan, log)
-        try:
-            _build(client, tag, {"BASE": base, "INSTALL": "0"}, log, offline=True)
-        finally:
-            # By force: after Ctrl-C a step's container may still use it.
-            client.images.remove(base, force=True)
+        _build_offline(client, tag, plan, log)
 
 
 def check_name(image: str) -> None:
@@ -115,17 +116,24 @@ def _check(tag: str, packages: Sequence[str]) -> None:
         canonical(name)
 
 
-def _send_base(client: Any, plan: Rootfs, log: Log) -> str:
-    """The base's name, which is only for FROM: afterwards it is a nameless part of the image, or gone."""
+def _build_offline(client: Any, tag: str, plan: Rootfs, log: Log) -> None:
+    """The base's name is only for FROM: afterwards it is a nameless part of the image, or gone."""
+    import docker
+
     version = uuid.uuid4().hex[:12]
     base = f"{BASE_NAME}:{version}"
     log(f"Sending this machine's interpreter and packages as {base}\n")
-    answer = client.api.import_image_from_data(
-        stream_base(plan), repository=BASE_NAME, tag=version, changes=ENV_CHANGES
-    )
-    if "errorDetail" in answer:
-        raise UnavailableError(f"the Docker daemon did not take the base: {answer.strip()}")
-    return base
+    try:
+        answer = client.api.import_image_from_data(
+            stream_base(plan), repository=BASE_NAME, tag=version, changes=ENV_CHANGES
+        )
+        if "errorDetail" in answer:
+            raise UnavailableError(f"the Docker daemon did not take the base: {answer.strip()}")
+        _build(client, tag, {"BASE": base, "INSTALL": "0"}, log, offline=True)
+    finally:
+        # Whatever failed, the daemon may have it. By force: after Ctrl-C a step's container may still use it.
+        with suppress(docker.errors.ImageNotFound):
+            client.images.remove(base, force=True)
 
 
 def _build(client: Any, tag: str, arguments: Mapping[str, str], log: Log, *, offline: bool) -> None:

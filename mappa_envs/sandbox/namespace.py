@@ -127,6 +127,8 @@ def remedy(text: str) -> str:
     """What the user can do about a start that failed with this message."""
     if text.startswith("import:"):
         return "Reinstall the package that it names."
+    if text.startswith("open files:"):
+        return "Raise the limit: ulimit -n 1024"
     apparmor = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
     if apparmor.exists() and apparmor.read_text().strip() == "1":
         return "AppArmor forbids user namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"

@@ -67,9 +67,9 @@ class Relay:
         try:
             zygote = await self._engine.living_zygote()
         except (SandboxError, SandboxUnavailable) as error:
-            await self._send({"op": "failed", "error": str(error)})
+            await self._send(pack({"op": "failed", "error": str(error)}))
             return
-        await self._send({"op": "ready"})
+        await self._send(pack({"op": "ready"}))
         # When a zygote dies, its workers may live on with ids that new ones would get: all ends with it.
         work = {loop.create_task(self._listen(reader)), loop.create_task(self._beat()), zygote.ended}
         await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
@@ -86,11 +86,11 @@ class Relay:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            await self._send({"op": "alive"})
+            await self._send(pack({"op": "alive"}))
 
-    async def _send(self, message: dict[str, Any], blob: bytes = b"") -> None:
+    async def _send(self, message: bytes) -> None:
         async with self._writing:
-            self._writer.write(pack(message, blob))
+            self._writer.write(message)
             await self._writer.drain()
 
     def _accept(self, request: dict[str, Any], blob: bytes) -> None:
@@ -106,14 +106,13 @@ class Relay:
     async def _answer(self, request: dict[str, Any], blob: bytes) -> None:
         try:
             value, content = await getattr(self, "do_" + request["op"])(request, blob)
-            answer = {"id": request["id"], "value": value}
+            answer = pack({"id": request["id"], "value": value}, content)
         except asyncio.CancelledError:
             reason = "the workspace was closed meanwhile"
-            answer, content = {"id": request["id"], "error": reason, "kind": "SandboxError"}, b""
+            answer = pack({"id": request["id"], "error": reason, "kind": "SandboxError"})
         except Exception as error:  # noqa: BLE001 - the other side sorts them
-            kind = type(error).__name__
-            answer, content = {"id": request["id"], "error": str(error), "kind": kind}, b""
-        await self._send(answer, content)
+            answer = pack({"id": request["id"], "error": str(error), "kind": type(error).__name__})
+        await self._send(answer)
 
     async def do_open(self, request: dict[str, Any], blob: bytes) -> tuple[int, bytes]:
         files: dict[str, Path | bytes] = {name: Path(path) for name, path in request["shown"]}

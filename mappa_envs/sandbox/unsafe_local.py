@@ -204,7 +204,8 @@ class _Folder(Workspace):
             "limits": {
                 "file_bytes": limits.workspace_mb << 20,
                 "memory_bytes": limits.memory_mb << 20,
-                "cpu_s": int(time_s) + 5,
+                # That of all threads together.
+                "cpu_s": (int(time_s) + 5) * (os.cpu_count() or 1),
             },
         }
         output = _Output(limits.output_bytes)

@@ -21,12 +21,9 @@ def _give_up(reason: str) -> NoReturn:
 def docker_client() -> Any:
     """A client of the `docker` package whose daemon answers."""
     try:
-        client = connect()
+        return connect()
     except SandboxUnavailable as error:
         _give_up(str(error))
-    # A container that imports everything may take its time on a busy machine.
-    client.api.timeout = 120
-    return client
 
 
 @pytest.fixture(scope="session")

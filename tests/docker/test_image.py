@@ -7,9 +7,12 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import docker
 import pytest
+import requests
 
 from mappa_envs.__main__ import main
 from mappa_envs.errors import ConfigError, SandboxUnavailable, UnavailableError
@@ -179,6 +182,36 @@ def test_an_offline_build_leaves_one_image_and_nothing_else(docker_client: Any) 
         docker_client.images.remove(tag)
     assert _tags(docker_client) == before
     assert "prepare.py" in "".join(lines)
+
+
+@pytest.mark.parametrize("answer", ["lost", '{"errorDetail": "no room"}'])
+def test_a_base_that_was_not_taken_as_it_should_is_removed(
+    monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """The daemon may have stored it all the same, or may not."""
+    stored: list[str] = []
+
+    def take(data: object, repository: str, tag: str, changes: object) -> str:
+        stored.append(f"{repository}:{tag}")
+        if answer == "lost":
+            raise requests.ReadTimeout("Read timed out.")
+        return answer
+
+    def remove(name: str, force: bool) -> None:
+        stored.remove(name)
+        if answer != "lost":
+            raise docker.errors.ImageNotFound("no such image")
+
+    client = SimpleNamespace(
+        api=SimpleNamespace(import_image_from_data=take),
+        images=SimpleNamespace(remove=remove),
+        close=lambda: None,
+    )
+    monkeypatch.setattr(image_build, "connect", lambda: client)
+    monkeypatch.setattr(image_build, "stream_base", lambda plan: b"")
+    with pytest.raises(UnavailableError, match=r"Read timed out|no room"):
+        build_image(offline=True, log=_ignore)
+    assert stored == []
 
 
 @pytest.mark.docker

@@ -38,7 +38,7 @@ def kind(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "docker":
         need_docker()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(image_build, "CONNECT_TIMEOUT_S", 120)  # for each answer of a daemon that is busy
+        patch.setattr(image_build, "CONNECT_TIMEOUT_S", 120)  # the daemon may be busy
         yield str(request.param)
 
 

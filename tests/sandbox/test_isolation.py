@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sandbox_kit import SECRET, only_docker, only_namespace
+from sandbox_kit import SECRET, only_docker, only_namespace, run_once
 
-from mappa_envs.sandbox import Sandbox
+from mappa_envs.sandbox import Sandbox, namespace, open_sandbox
 from mappa_envs.sandbox.inside.seccomp import AUDIT_ARCH, CLONE, DENIED
 from mappa_envs.types import ToolResult
 
@@ -147,6 +147,38 @@ def test_nothing_but_the_own_folders_is_writable(run: Run) -> None:
     )
     assert (result.stdout, result.stderr) == ("", "")
     assert [record.path for record in result.files] == ["x"]
+
+
+@only_namespace
+@pytest.mark.parametrize("owner", ["own uids", "one uid"])
+def test_no_place_for_what_lasts(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, owner: str
+) -> None:
+    """Nor where an ordinary user starts the sandbox, whose uid all episodes share: what does not belong to a
+    run alone is mounted read-only, whoever owns it."""
+    if owner == "one uid":
+        monkeypatch.setattr(namespace, "pick_uid_base", lambda: None)
+    table = tmp_path / "table.csv"
+    table.write_text("a\n1\n")
+    table.chmod(0o644)
+    code = (
+        "import os\n"
+        "print(sorted({m[4] for m in map(str.split, open('/proc/self/mountinfo'))\n"
+        "              if 'rw' in m[5].split(',') and m[4] != '/proc'}))\n"
+        "for folder, folders, _ in os.walk('/'):\n"
+        "  if folder == '/': folders[:] = set(folders) - {'proc', 'workspace', 'tmp'}\n"
+        "  if folder == '/dev': folders.remove('shm')\n"
+        "  try: open(folder + '/left.py', 'w'); print(folder)\n"
+        "  except OSError: pass\n"
+    )
+
+    async def scenario() -> ToolResult:
+        async with open_sandbox("namespace", shared=[table]) as sandbox:
+            return await run_once(sandbox, code, {"table.csv": table})
+
+    result = asyncio.run(scenario())
+    places = ["/dev/full", "/dev/null", "/dev/random", "/dev/shm", "/dev/urandom", "/tmp", "/workspace"]
+    assert (result.stdout, result.stderr) == (f"{places}\n", "")
 
 
 @pytest.mark.parametrize(

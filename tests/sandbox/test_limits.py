@@ -43,6 +43,12 @@ def test_time(attack: Run, code: str) -> None:
     assert 0.5 <= result.duration_s < 60
 
 
+def test_only_the_clock_ends_a_run_that_uses_all_cores(run: Run) -> None:
+    """The kernel's limit on processor time counts all threads together."""
+    code = "import os, resource\nprint([n / os.cpu_count() for n in resource.getrlimit(resource.RLIMIT_CPU)])"
+    assert run(code).stdout == "[15.0, 15.0]\n"
+
+
 def test_what_was_printed_before_the_kill_is_kept(attack: Run) -> None:
     result = attack(
         "import sys\nprint('first'); print('second', file=sys.stderr); print('no end', end='')\n"
@@ -123,6 +129,19 @@ def test_thread_bomb(attack: Run) -> None:
 def test_memory(lean: Sandbox, code: str) -> None:
     result = asyncio.run(run_once(lean, code))
     assert (result.limit, result.ok) == ("memory", False)
+
+
+def test_what_forks_inherit_is_no_memory_of_theirs(lean: Sandbox) -> None:
+    """Each seems to hold all that the zygote has imported: together more than any sharing would explain."""
+    code = (
+        "import os, time\n"
+        "for _ in range(40):\n"
+        "  if os.fork() == 0: time.sleep(0.5); os._exit(0)\n"
+        "for _ in range(40): os.wait()\n"
+        "print('done')"
+    )
+    result = asyncio.run(run_once(lean, code))
+    assert (result.stdout, result.limit) == ("done\n", None)
 
 
 @slow

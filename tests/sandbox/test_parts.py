@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,6 +25,7 @@ from mappa_envs.sandbox.elf import read_needs
 from mappa_envs.sandbox.fake import FakeSandbox, FakeWorkspace
 from mappa_envs.sandbox.inside import linux
 from mappa_envs.sandbox.output import HeadTail
+from mappa_envs.sandbox.relay import HEADER, Relay
 from mappa_envs.sandbox.rootfs import plan_rootfs
 from mappa_envs.sandbox.trail import kind_of
 from mappa_envs.types import ToolResult
@@ -90,6 +93,29 @@ def test_a_container_is_sent_all_that_its_code_imports(tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {', '.join(modules)}"
     done = subprocess.run([sys.executable, "-I", "-S", "-B", "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked would wait for ever."""
+    sent: list[bytes] = []
+
+    async def read(relay: Relay, request: object, blob: bytes) -> tuple[object, bytes]:
+        return object(), b""
+
+    async def keep(relay: Relay, message: bytes) -> None:
+        sent.append(message)
+
+    async def scenario() -> None:
+        config = {"limits": asdict(Limits()), "shared": [], "num_workspaces": 1}
+        await Relay(config)._answer({"op": "read", "id": 7}, b"")
+
+    monkeypatch.setattr(Relay, "do_read", read)
+    monkeypatch.setattr(Relay, "_send", keep)
+    asyncio.run(scenario())
+    (message,) = sent
+    answer = json.loads(message[HEADER.size :])
+    assert (answer["id"], answer["kind"]) == (7, "TypeError")
+    assert "JSON" in answer["error"]
 
 
 def test_fake() -> None:

@@ -71,6 +71,22 @@ def test_a_removed_shared_file_is_the_agents_loss(showing: Sandbox, table: Path)
     asyncio.run(scenario())
 
 
+def test_a_link_on_the_way_to_a_shared_file_is_not_followed(
+    showing: Sandbox, table: Path, tmp_path: Path
+) -> None:
+    """Not even to look whether the file is still there."""
+    (tmp_path / "train.csv").touch()
+
+    async def scenario() -> None:
+        async with await showing.open({"d/train.csv": table}) as one:
+            result = await one.run(f"import os\nos.rename('d', 'e'); os.symlink({str(tmp_path)!r}, 'd')")
+            assert result.ok
+            with pytest.raises(ValueError, match="symbolic links"):
+                await one.read("d/train.csv", 1 << 23)
+
+    asyncio.run(scenario())
+
+
 def test_large_files_of_tasks(tmp_path: Path) -> None:
     large, small = tmp_path / "large.csv", tmp_path / "small.csv"
     with large.open("wb") as file:

@@ -8,20 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import resource
+import signal
+import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import pytest
-from sandbox_kit import only_docker, only_namespace
+from sandbox_kit import in_fork, only_docker, only_namespace
 
-from mappa_envs.errors import SandboxError
-from mappa_envs.sandbox import Sandbox, Workspace, container, open_sandbox, trail
+from mappa_envs.errors import SandboxError, SandboxUnavailable
+from mappa_envs.sandbox import Sandbox, Workspace, container, namespace, open_sandbox, trail
 from mappa_envs.sandbox.inside import isolation
+from mappa_envs.sandbox.inside import zygote as inside
 from mappa_envs.sandbox.link import Zygote
 from mappa_envs.types import ToolResult
 
@@ -136,6 +140,120 @@ def test_a_process_that_cannot_be_started_leaves_no_descriptor() -> None:
         assert len(os.listdir("/proc/self/fd")) == before
 
     asyncio.run(scenario())
+
+
+class Alone(isolation.Uids):
+    """With a first process for each run, as in namespaces, but without those."""
+
+    def before_fork(self) -> int:
+        return os.posix_spawnp("sleep", ("sleep", "600"), os.environ)
+
+    def kill_all(self, key: int, init: int, workers: set[int]) -> None:
+        os.kill(init, signal.SIGKILL)
+
+
+def _left_by(act: Callable[[inside.Zygote], None]) -> tuple[str, bool, int]:
+    """In a fork: what `act` raises, whether children are left, and how many descriptors."""
+
+    def try_it() -> tuple[str, bool, int]:
+        ours, theirs = socket.socketpair()
+        zygote = inside.Zygote({"isolation": "uids", "control_fd": theirs.detach()})
+        zygote.isolation = Alone()
+        said, before = "", len(os.listdir("/proc/self/fd"))
+        try:
+            act(zygote)
+        except OSError as error:
+            said = str(error.strerror)
+        try:
+            os.waitpid(-1, os.WNOHANG)
+            children = True
+        except ChildProcessError:
+            children = False
+        with ours:
+            return said, children, len(os.listdir("/proc/self/fd")) - before
+
+    return cast(tuple[str, bool, int], in_fork(try_it))
+
+
+def _wait(channel: socket.socket, setting: object) -> NoReturn:
+    """A worker for which there is no work. Forgotten, it ends some day."""
+    signal.alarm(60)
+    try:
+        channel.recv(1)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize("num_watched", [0, 1])
+def test_a_worker_that_cannot_be_watched_is_not_left(
+    monkeypatch: pytest.MonkeyPatch, num_watched: int
+) -> None:
+    """Nor is the first process of its run, nor a descriptor of either."""
+    calls, pidfd_open = itertools.count(), os.pidfd_open
+
+    def fail(pid: int) -> int:
+        if next(calls) < num_watched:
+            return pidfd_open(pid)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    monkeypatch.setattr(inside.worker, "main", _wait)
+    assert _left_by(lambda zygote: zygote.fork_worker() and None) == ("Too many open files", False, 0)
+
+
+def test_a_run_that_cannot_be_sent_off_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker is killed, and whoever asked for it hears of it."""
+
+    def fail(*about: object) -> NoReturn:
+        raise OSError(109, "Too many references")
+
+    def send_off(zygote: inside.Zygote) -> None:
+        zygote.running[7] = step = zygote.fork_worker()
+        step.run = 7
+        try:
+            zygote.send_off(step, {}, [])
+        finally:
+            assert not zygote.running
+            while zygote.by_fd:
+                events = zygote.poll.poll(60_000)
+                assert events
+                for fd, _ in events:
+                    zygote.on_event(step, fd)
+                zygote.bury()
+
+    monkeypatch.setattr(inside.worker, "main", _wait)
+    monkeypatch.setattr(socket, "send_fds", fail)
+    assert _left_by(send_off) == ("Too many references", False, 0)
+
+
+def test_of_folders_that_cannot_all_be_opened_none_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uids = isolation.Uids()
+    monkeypatch.setattr(uids, "path", lambda number: str(tmp_path))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError, match="scratch"):
+        uids.folders(1)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@only_namespace
+@pytest.mark.parametrize("hard", [256, 2000])
+def test_a_low_limit_on_open_files_is_raised_or_named(
+    kind: str, monkeypatch: pytest.MonkeyPatch, hard: int
+) -> None:
+    lower = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, {hard})); "
+    monkeypatch.setattr(namespace, "_BOOT", lower + namespace._BOOT)
+
+    async def scenario() -> str:
+        async with open_sandbox(kind) as sandbox, await sandbox.open() as workspace:
+            return (await workspace.run("print(1)")).stdout
+
+    if hard == 2000:
+        assert asyncio.run(scenario()) == "1\n"
+        return
+    with pytest.raises(SandboxUnavailable, match=r"open files: at most 256 .* ulimit -n"):
+        asyncio.run(scenario())
 
 
 def test_the_killer_waits_for_room_for_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

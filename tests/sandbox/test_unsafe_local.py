@@ -133,6 +133,8 @@ def test_a_process_that_leaves_its_group_delays_nobody(run: Run) -> None:
 def test_limits_of_a_process(run: Run) -> None:
     result = run("open('big', 'wb').write(bytes(9 << 20))")
     assert (result.exception, result.ok) == ("OSError", False)
+    code = "import os, resource\nprint([n / os.cpu_count() for n in resource.getrlimit(resource.RLIMIT_CPU)])"
+    assert run(code).stdout == "[10.0, 10.0]\n"  # of all threads together
     if sys.platform == "linux":
         result = run("x = bytearray(600 << 20)")
         assert (result.exception, result.limit) == ("MemoryError", "memory")

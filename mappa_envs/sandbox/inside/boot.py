@@ -19,6 +19,7 @@ from .isolation import SHARED
 
 _OLD, _NEW = "/old", "/new"
 _SAFE = linux.MS_NOSUID | linux.MS_NODEV
+_READ_ONLY = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY
 _DEVICES = ("null", "full", "random", "urandom")
 """Without `zero`: mapped and shared, it is memory that no look at a process finds (see `seccomp`)."""
 _PASSWD = "root:x:0:0::/:/bin/false\nagent:x:1000:1000::/workspace:/bin/false\n"
@@ -112,12 +113,14 @@ def _build_tree(plan: dict[str, Any]) -> None:
         _bind(source, target, read_only=True)
     for target in plan["masks"]:
         linux.mount(f"{_NEW}/empty", _NEW + target, None, linux.MS_BIND)
+        # A mount has a flag of its own. Where an ordinary user starts this, all episodes own the folder.
+        linux.mount("none", _NEW + target, None, _READ_ONLY | _SAFE)
     for name in _DEVICES:
         _bind(f"/dev/{name}", f"/dev/{name}", read_only=False)
     os.symlink("/proc/self/fd", f"{_NEW}/dev/fd")
     _write(f"{_NEW}/etc/passwd", _PASSWD)
     _write(f"{_NEW}/etc/group", _GROUP)
-    linux.mount("none", _NEW, None, linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | _SAFE)
+    linux.mount("none", _NEW, None, _READ_ONLY | _SAFE)
 
 
 def _enter_tree() -> None:
@@ -148,8 +151,7 @@ def _bind(source: str, target: str, *, read_only: bool) -> None:
         return
     # An ordinary user may not clear the flags that the source mount has.
     present = os.statvfs(inside).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC)
-    flags = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
-    linux.mount("none", inside, None, flags | present)
+    linux.mount("none", inside, None, _READ_ONLY | _SAFE | present)
 
 
 def _exec(plan: dict[str, Any]) -> NoReturn:

@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import linux, watchdog
@@ -131,7 +132,7 @@ class Namespaces(Isolation):
 
     def trees(self, number: int) -> list[int]:
         shown = self._shown.get(number, {}).values()
-        return [linux.clone_mount(path) for path in (self.path(number), *shown)]
+        return _open_each(linux.clone_mount, (self.path(number), *shown))
 
     def shown(self, number: int) -> list[str]:
         return list(self._shown.get(number, {}))
@@ -165,7 +166,7 @@ class Namespaces(Isolation):
         _die_first()
         if os.listdir(SHARED):
             # Mounts that came along from outside cannot be taken off, but covered.
-            linux.mount("tmpfs", SHARED, "tmpfs", safe, "size=4k,mode=711")
+            linux.mount("tmpfs", SHARED, "tmpfs", safe | linux.MS_RDONLY, "size=4k,mode=711")
         linux.mount("proc", "/proc", "proc", safe | linux.MS_NOEXEC)
         linux.mount("tmpfs", "/tmp", "tmpfs", safe, "size=64m,nr_inodes=20000,mode=1777")
         linux.mount("tmpfs", "/dev/shm", "tmpfs", safe | linux.MS_NOEXEC, "size=64m,nr_inodes=2000,mode=1777")
@@ -211,7 +212,7 @@ class Uids(Isolation):
 
     def folders(self, number: int) -> list[int]:
         flags = os.O_RDONLY | os.O_DIRECTORY
-        return [os.open(path, flags) for path in (self.path(number), self._scratch(number))]
+        return _open_each(lambda path: os.open(path, flags), (self.path(number), self._scratch(number)))
 
     def path(self, number: int) -> str:
         return f"/ws/{number}/own"
@@ -259,6 +260,19 @@ class Uids(Isolation):
         os.fchdir(WORKSPACE_FD)
         _become(order["uid"])
         _hide_number(os.getcwd())
+
+
+def _open_each(open_one: Callable[[str], int], paths: Iterable[str]) -> list[int]:
+    """A descriptor of each; none stays open where one fails."""
+    fds: list[int] = []
+    try:
+        for path in paths:
+            fds.append(open_one(path))
+    except OSError:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return fds
 
 
 def _die_first() -> None:

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from . import pages, seccomp
+from .worker import NEEDED_FDS
 from .zygote import MAX_MESSAGE_BYTES, REHEARSAL, Zygote, close_all
 
 _FREE_WORKSPACE = 1  # nobody's yet
@@ -42,6 +44,14 @@ def check_image(packages: Iterable[str], masks: Iterable[str], refused: Iterable
     found += [mask for folder, mask in folders.items() if os.path.isdir(folder) and os.listdir(folder)]
     if found:
         raise ImportError(f"the image holds {found[0]}, from which tasks and their answers come")
+
+
+def allow_open_files() -> None:
+    """Raises `PermissionError` where workers could not open as many files as they need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < NEEDED_FDS:
+        raise PermissionError(f"open files: at most {hard} are allowed here, workers need {NEEDED_FDS}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, NEEDED_FDS), hard))
 
 
 def warm_up() -> None:
@@ -118,6 +128,7 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     gc.disable()
     try:
+        allow_open_files()
         for name in config["imports"]:
             importlib.import_module(name)
         check_image(config.get("packages", ()), config.get("masks", ()), config.get("refused", ()))
@@ -125,7 +136,7 @@ def main() -> None:
         seccomp.make_ready()
         if len(os.listdir("/proc/self/task")) != 1:
             raise ImportError("a library started a thread, which forked workers cannot have")
-    except (ImportError, LookupError) as error:
+    except (ImportError, LookupError, PermissionError) as error:
         text = f"import: {error}" if isinstance(error, ImportError) else str(error.args[0])
         with socket.socket(fileno=config["control_fd"]) as control:
             control.send(json.dumps({"op": "failed", "error": text}).encode())

@@ -17,8 +17,10 @@ class Usage:
     num_tasks: int = 0
     resident_bytes: int = 0
     """An upper bound: pages that processes share count once for each. With those that were swapped out."""
+    inherited_bytes: int = 0
+    """Of the above, what may still be shared with the zygote: each fork seems to hold it once more."""
     table_bytes: int = 0
-    """Page tables, part of the above."""
+    """Page tables, part of `resident_bytes`."""
     pids: list[int] = field(default_factory=list)
 
     def exact_bytes(self, baseline: int) -> int:
@@ -130,8 +132,12 @@ def usage(
                 used = found[key]
                 fields = _fields(f"/proc/{pid}/status")
                 used.num_tasks += fields["Threads"]
-                anonymous = _anonymous_bytes(fields) - (inherited if pid in workers else 0)
-                used.resident_bytes += max(0, anonymous) + fields["RssShmem"] + fields["VmPTE"]
+                anonymous = _anonymous_bytes(fields)
+                if pid in workers:
+                    anonymous = max(0, anonymous - inherited)
+                else:
+                    used.inherited_bytes += min(anonymous, inherited)
+                used.resident_bytes += anonymous + fields["RssShmem"] + fields["VmPTE"]
                 used.table_bytes += fields["VmPTE"]
                 used.pids.append(pid)
     return found

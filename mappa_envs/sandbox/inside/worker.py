@@ -30,6 +30,10 @@ _CHANNEL, _REPORT, _HIGH = 3, 4, 300
 MAX_FDS = 253
 """That the kernel sends in one message."""
 
+NEEDED_FDS = 2 * _HIGH
+"""How high the limit on open files has to be where a worker begins."""
+
+_NUM_CORES = os.cpu_count() or 1  # once, in the zygote: it takes a look into /proc
 _MAX_OPEN_FILES = 256
 _SETUP_FAILED = 125
 
@@ -106,7 +110,7 @@ def lock_in(order: dict[str, Any], fds: list[int], setting: Setting) -> None:
     os.dup2(stderr, 2)
     os.dup2(report, _REPORT, inheritable=False)
     setting.isolation.enter(order, trees)
-    os.closerange(_HIGH, 2 * _HIGH)
+    os.closerange(_HIGH, NEEDED_FDS)
     _limit(order["limits"], setting.memory_baseline)
     linux.drop_capabilities()
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
@@ -115,7 +119,8 @@ def lock_in(order: dict[str, Any], fds: list[int], setting: Setting) -> None:
 
 
 def _limit(limits: dict[str, Any], memory_baseline: int) -> None:
-    seconds = int(limits["time_s"]) + 5
+    # That of all threads together: the zygote's clock, which is the real limit, comes first.
+    seconds = (int(limits["time_s"]) + 5) * _NUM_CORES
     values = {
         # Where the host hands core dumps to a program, only 1 keeps it from being started; from 0, nobody
         # may go up.

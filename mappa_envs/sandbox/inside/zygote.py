@@ -7,7 +7,6 @@ Requests and replies are JSON datagrams on the control socket, descriptors trave
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -28,8 +27,8 @@ MAX_FDS = 64
 WATCH_INTERVAL_S = 0.05
 START_TIMEOUT_S = 30.0
 MAX_SHARING, LOOK_FACTOR = 16, 20
-"""A run whose processes seem to hold this many times its memory is stopped without an exact look; after a
-look comes a pause of this many times its length."""
+"""A run whose processes seem to hold this many times its memory, beyond what they inherited, is stopped
+without an exact look; after a look comes a pause of this many times its length."""
 
 EARLY_S, LOOK_S, GRACE_S = 0.002, 2e-5, 5.0
 """How long, and how often, we look at a worker that said that it ends; and how long it may take where others
@@ -197,11 +196,19 @@ class Zygote:
             if not self.running:
                 self.next_watch = time.monotonic() + WATCH_INTERVAL_S
             self.running[step.run] = step
-            # A spare may have died while it waited; its death is then an event of its own.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                socket.send_fds(step.channel, [json.dumps(order).encode()], [*fds, *trees])
+            self.send_off(step, order, [*fds, *trees])
         finally:
             close_all(trees)
+
+    def send_off(self, step: Step, order: dict[str, Any], fds: list[int]) -> None:
+        try:
+            socket.send_fds(step.channel, [json.dumps(order).encode()], fds)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # A spare may have died while it waited; its death is then an event of its own.
+        except OSError:
+            del self.running[step.run]  # the caller is told at once
+            self.kill(step)
+            raise
 
     def do_kill(self, request: dict[str, Any], _: list[int]) -> None:
         step = self.running.get(request["run"])
@@ -210,21 +217,25 @@ class Zygote:
 
     def fork_worker(self) -> Step:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        init = 0
+        step = Step(0, 0, ours, -1, -1)
         try:
-            init = self.isolation.before_fork()
-            pid = os.fork()
-            if pid == 0:
+            step.init = self.isolation.before_fork()
+            if step.init:
+                step.init_fd = os.pidfd_open(step.init)
+            step.pid = os.fork()
+            if step.pid == 0:
                 worker.main(theirs, self.setting)
+            step.pid_fd = os.pidfd_open(step.pid)
         except OSError:
-            if init:
-                os.kill(init, signal.SIGKILL)
-                os.waitpid(init, 0)
+            for pid in filter(None, (step.pid, step.init)):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            close_all(fd for fd in (step.pid_fd, step.init_fd) if fd >= 0)
+            ours.close()
             raise
         finally:
             self.isolation.after_fork()
-        theirs.close()
-        step = Step(pid, init, ours, os.pidfd_open(pid), os.pidfd_open(init) if init else -1)
+            theirs.close()
         for fd in (step.pid_fd, step.init_fd, ours.fileno()):
             if fd >= 0:
                 self.by_fd[fd] = step
@@ -270,7 +281,7 @@ class Zygote:
     def takes_too_much(self, step: Step, used: watchdog.Usage) -> bool:
         """The exact look walks page tables, in our only thread: it gets a small share of the time."""
         memory_bytes, now = step.limits["memory_bytes"], time.monotonic()
-        if used.resident_bytes > MAX_SHARING * memory_bytes:
+        if used.resident_bytes - used.inherited_bytes > MAX_SHARING * memory_bytes:
             return True
         if used.resident_bytes <= memory_bytes or now < step.next_look:
             return False
