@@ -71,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _drop_output() -> None:
     """What could not be printed is not tried again at exit, with a second complaint."""
     with contextlib.suppress(AttributeError, io.UnsupportedOperation):  # a service may have no stdout
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

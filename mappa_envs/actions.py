@@ -26,11 +26,7 @@ END_MARKERS = (
     "</s>",
 )
 
-_FENCE_OR_TAG = re.compile(
-    rf"""(?P<fence>^[ \t]*`{{3,}}|`{{3,}}[ \t]*(?:{"|".join(CODE_TAGS)})\b)
-    |(?P<begins>^[ \t]*)?(?P<tag><(?P<closes>/?)think(?:ing)?>)""",
-    re.IGNORECASE | re.MULTILINE | re.VERBOSE,
-)
+_THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 _MARKER = re.compile("|".join(map(re.escape, END_MARKERS)))
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FENCE = re.compile(r"`{3,}")
@@ -47,24 +43,18 @@ def strip_reasoning(text: str) -> str:
     """The text outside `<think>` … `</think>`, without blanks around it.
 
     Before a `</think>` that nothing opened, all is reasoning (many chat templates open it in the prompt);
-    after a `<think>` that nothing closes, too. A tag in quotes is a mention, and so is one within a line of a
-    fenced block.
+    after a `<think>` that nothing closes, too. A tag in quotes is a mention, as in `print("</think>")`.
     """
     kept: list[str] = []
-    position, is_inside, in_block = 0, False, False
-    for found in _FENCE_OR_TAG.finditer(text):
-        if found["fence"]:
-            in_block ^= not is_inside
-            continue
-        start, end = found.span("tag")
-        if not is_inside and ((in_block and found["begins"] is None) or _is_quoted(text, start, end)):
+    position, is_inside = 0, False
+    for tag in _THINK.finditer(text):
+        if not is_inside and _is_quoted(text, *tag.span()):
             continue
         if not is_inside:
-            kept.append(text[position:start])
-        if found["closes"] and not is_inside:
+            kept.append(text[position : tag.start()])
+        if tag[1] and not is_inside:
             kept.clear()
-            in_block = False  # a draft that was left open
-        is_inside, position = not found["closes"], end
+        is_inside, position = not tag[1], tag.end()
     if not is_inside:
         kept.append(text[position:])
     # A line break between the pieces: joined without one, two halves could make up a tag.
@@ -72,7 +62,9 @@ def strip_reasoning(text: str) -> str:
 
 
 def _is_quoted(text: str, start: int, end: int) -> bool:
-    return start > 0 and text[start - 1] in "\"'`" and text[end : end + 1] == text[start - 1]
+    mark = text[max(start - 1, 0) : start]
+    is_fence = "``" in (text[max(start - 2, 0) : start], text[end : end + 2])
+    return mark in ('"', "'", "`") and text[end : end + 1] == mark and not is_fence
 
 
 def handover_text(text: str) -> str:

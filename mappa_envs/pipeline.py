@@ -171,7 +171,7 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
 
     def last(self, observe: bool = True) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """PettingZoo's `last`. Raises `RuntimeError` before `reset`."""
-        assert self._running
+        _ = self._running
         return super().last(observe)  # type: ignore[no-any-return]  # untyped base
 
     def step(self, action: Any) -> None:

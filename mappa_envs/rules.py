@@ -35,8 +35,8 @@ class Rules:
         for role in self.team:
             _check_count(f"max_actions of {role.name}", role.max_actions)
         _check_count("max_turns", self.max_turns)
-        limit: object = self.time_limit_s
-        if limit is not None and not (isinstance(limit, Real) and float(limit) > 0):
+        limit = self.time_limit_s
+        if limit is not None and not (_is_a(Real, limit) and limit > 0):
             raise ConfigError(f"time_limit_s must be a number of seconds above 0, or None, got {limit!r}")
         check_choice("visibility", self.visibility, get_args(Visibility))
         check_choice("handover", self.handover, get_args(Handover))
@@ -69,14 +69,19 @@ class Rules:
         return self.team[: self.team.index(self.role(name))]
 
 
-def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, Integral) or int(value) < 1:
+def _is_a(kind: type, value: object) -> bool:
+    """Whether it is such a number; Python counts truth values among them."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not _is_a(Integral, value) or value < 1:
         raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
-def check_reset(seed: object, options: object) -> None:
+def check_reset(seed: Any, options: object) -> None:
     """Raise `ConfigError` if these cannot be what `reset` takes."""
-    if seed is not None and not (isinstance(seed, Integral) and int(seed) >= 0):
+    if seed is not None and not (_is_a(Integral, seed) and seed >= 0):
         raise ConfigError(f"seed must be a whole number from 0, or None, got {seed!r}")
     if options is not None and not isinstance(options, Mapping):
         raise ConfigError(f'options must be a mapping such as {{"task_id": …}}, or None, got {options!r}')

@@ -153,12 +153,15 @@ class Turn:
     `tool` is None when the message held no code. `artifacts` are the acting role's required files
     after the action. `score` is the coach's verdict as given then (None: unscored, see
     `unscored_reason`, or `pending`); `final_score` is the score after later corrections, which learning uses.
+    `truncated` says that a limit, not a stop token, ended the sampling of `action`; None where that
+    is not known, as outside training.
     """
 
     index: int
     agent: str
     messages: tuple[Message, ...]
     action: str
+    truncated: bool | None = None
     tool: ToolResult | None = None
     artifacts: tuple[Artifact, ...] = ()
     handed_over: bool = False

@@ -15,6 +15,7 @@ Visibility = Literal["full", "previous"]
 MAX_OUTPUT_CHARS = 12_000
 """Of one run's output in the prompt of who ran it."""
 
+_PLAIN_NAME = re.compile(r"[\w./-]+")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
 
@@ -130,8 +131,13 @@ def ending(episode: Episode) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """A file's name, or words with names in them, that cannot leave their line of a list."""
+    """Words with names in them that cannot leave their line of a list."""
     return text if text.isprintable() else ascii(text)
+
+
+def file_name(path: str) -> str:
+    """A name that no reader of a list takes for more: in quotes, if there are others than letters in it."""
+    return path if _PLAIN_NAME.fullmatch(path) else ascii(path)
 
 
 def printable(text: str) -> str:
@@ -164,7 +170,7 @@ def _turn_text(turn: Turn) -> str:
 def file_trail(episode: Episode) -> str:
     """Which turn created, changed or deleted which file, one a line."""
     return "\n".join(
-        f"{turn.index} {turn.agent} {file.change} {one_line(file.path)} {file.size} {file.sha256}"
+        f"{turn.index} {turn.agent} {file.change} {file_name(file.path)} {file.size} {file.sha256}"
         for turn in episode.turns
         if turn.tool is not None
         for file in turn.tool.files

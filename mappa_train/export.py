@@ -4,6 +4,8 @@ sft : well-scored actions, and the coach's corrections of the others, as `messag
 dpo : two actions of one agent on exactly the same prompt with different final scores, and actions beside
     their corrections, as `prompt`, `chosen` and `rejected` in TRL's conversational form.
 
+Neither shows an action as good that was cut: trainers append a stop token to what they read.
+
 One JSON-lines file an agent, and metadata.json. Agents' text is data: nothing of it is interpreted.
 `--format hf` exports weights: `export_hf.py`.
 """
@@ -21,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from mappa_envs.actions import leaves_block_open
 from mappa_envs.errors import ConfigError, DataError, UnavailableError
 from mappa_envs.types import Message, StopReason, Turn
 from mappa_train.arguments import add_step
@@ -54,6 +57,12 @@ class Example:
     @property
     def score(self) -> float | None:
         return self.turn.final_score
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is a part of an action only. Where that is not on record, an open block tells."""
+        known = self.turn.truncated
+        return leaves_block_open(self.turn.action) if known is None else known
 
     @property
     def correction(self) -> str | None:
@@ -156,13 +165,13 @@ def _by_agent(examples: Iterable[Example]) -> dict[str, list[Example]]:
 
 
 def sft_rows(examples: Iterable[Example], min_score: float) -> Iterator[Row]:
-    """`messages` of the prompt and a good action: the agent's own, or its correction where it was not good.
+    """`messages` of the prompt and a good, whole action: the agent's own, else its correction.
 
     `score` is that of the agent's action. What would stand twice stands once, with its first score.
     """
     seen: set[str] = set()
     for item in examples:
-        good = item.score is not None and item.score >= min_score
+        good = item.score is not None and item.score >= min_score and not item.is_cut
         answer = item.turn.action if good else item.correction
         if answer is None or not answer.strip():
             continue
@@ -181,14 +190,15 @@ def sft_rows(examples: Iterable[Example], min_score: float) -> Iterator[Row]:
 def dpo_rows(examples: Sequence[Example], min_score: float) -> Iterator[Row]:
     """Pairs of actions on the same prompt: the best with the worst, the second best with the second worst, …
 
-    An action that was sampled more than once counts once, with its mean score. An action with a correction is
-    paired with that, too; `chosen_score` is `CORRECTION_SCORE` then.
+    An action that was sampled more than once counts once, with its mean score; one that was cut is left out.
+    An action with a correction is paired with that, too; `chosen_score` is `CORRECTION_SCORE` then.
     """
     prompts: dict[tuple[Message, ...], dict[str, list[Example]]] = {}
     for item in examples:
         prompts.setdefault(item.turn.messages, {}).setdefault(item.turn.action, []).append(item)
     for actions in prompts.values():
-        scored = [(score, same[0]) for same in actions.values() if (score := _mean_score(same)) is not None]
+        whole = [same for same in actions.values() if not all(item.is_cut for item in same)]
+        scored = [(score, same[0]) for same in whole if (score := _mean_score(same)) is not None]
         ranked = sorted(scored, key=lambda pair: -pair[0])
         for (high, good), (low, bad) in zip(ranked, reversed(ranked), strict=True):
             if high <= low:
@@ -242,12 +252,14 @@ def _facts(item: Example) -> Row:
 def _nothing(run: Path, kind: str, min_score: float) -> str:
     if kind == "sft":
         return (
-            f"{run}: nothing to export: no action has a score of {min_score:g} or more, and no coach gave a "
-            "correction; lower --min-score"
+            f"{run}: nothing to export: no action has a score of {min_score:g} or more and was not cut by "
+            "the length limit, and no coach gave a correction; lower --min-score, or train with more "
+            "--max-new-tokens"
         )
     return (
-        f"{run}: nothing to export: no two actions on the same prompt have different scores, the better one "
-        f"at least {min_score:g}, and no coach gave a correction; train with more --samples-per-task"
+        f"{run}: nothing to export: no two whole actions on the same prompt have different scores, the "
+        f"better one at least {min_score:g}, and no coach gave a correction; train with more "
+        "--samples-per-task"
     )
 
 

@@ -196,7 +196,8 @@ def run_command(run: RunFolder, step: int | None, options: argparse.Namespace) -
         print(f"serve: {shlex.join(_server(str(first)))}")
         return 0
     facts = json.loads((first / "adapter_config.json").read_text("utf-8"))
-    serve = [*_server(facts["base_model_name_or_path"]), "--enable-lora"]
+    # Else top_k and repetition_penalty come from the base's folder; a whole model has the run's own in its.
+    serve = [*_server(facts["base_model_name_or_path"]), "--generation-config", "vllm", "--enable-lora"]
     serve += ["--max-lora-rank", str(served_rank(facts["r"])), "--lora-modules"]
     print(f"serve: {shlex.join([*serve, *(f'{agent}={folder}' for agent, folder in folders.items())])}")
     print(f"measure: {shlex.join(_evaluation(run.config(), list(folders)))}")

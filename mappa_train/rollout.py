@@ -285,8 +285,15 @@ class _Rollout:
         finally:
             await played.env.aclose()
         episode, index = played.env.episode, played.plan.index
+        turns = tuple(
+            replace(turn, truncated=action.generation.truncated)
+            for turn, action in zip(episode.turns, played.actions, strict=True)
+        )
         self.finished[index] = EpisodeRollout(
-            index=index, episode=episode, actions=played.actions, num_reruns=played.num_reruns
+            index=index,
+            episode=replace(episode, turns=turns),
+            actions=played.actions,
+            num_reruns=played.num_reruns,
         )
         self._times.append((played.total_s, str(played)))
         self.watchdog.done(index)

@@ -2,6 +2,10 @@
 
 Any server with chat completions as OpenAI's will do, and each agent may have a model of its own. The server
 has chat template, tokenizer and weights, so there is nothing here to learn from: for evaluation alone.
+
+Temperature, top_p 1 and length are sent. What OpenAI's interface lacks, such as top_k and a repetition
+penalty, is the server's choice: vLLM takes it from the model's folder, unless started with
+`--generation-config vllm`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
     python -m benchmarks.learning.main_job --collect RUN [RUN …]               # reads run folders
 
 The gain of a run is the mean over the agents of the last step's score minus the first step's, on the 0–10
-scale, with a 95 % interval from a bootstrap over the episodes of both steps (10,000 draws, seed 0). The
-control is the same run with `--lr 0`: same tasks, same starts, same sampling noise.
+scale, with a 95 % interval from a bootstrap over the episodes of both steps (10,000 draws, seed 0): the two
+tasks of each are taken as given, since of two tasks nothing can be said of others. The control is the same
+run with `--lr 0`: same tasks, same starts, same sampling noise.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def judge_here(
     `limit_s` is of processor time: that the machine has other things to do is not the submission's fault.
     """
     before = signal.signal(signal.SIGPROF, _stop)
-    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    signal.setitimer(signal.ITIMER_PROF, limit_s, 1)  # again each second: a finalizer drops it
     try:
         verdict, figures = judge(submission, Path(folder, answers), TaskSpec(**spec))
     except _TooLong:

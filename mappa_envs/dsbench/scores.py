@@ -59,8 +59,5 @@ def _fair(episode: Episode, name: str) -> float | None:
 def _spoils(episode: Episode) -> bool:
     """Whether a valid submission, and not the task, is why a figure of its task type is undefined."""
     has = {name for name, value in episode.metrics.items() if value is not None}
-    if episode.task_type == "classification":
-        # Any scores have a ROC-AUC, and probabilities an accuracy, too.
-        return "roc_auc" in has
-    # Any numbers have an RMSE that can be written down; labels have an accuracy in its place.
+    # Labels and probabilities have an accuracy, numbers that can be written down an RMSE.
     return not has & {"rmse", "accuracy"}

@@ -213,17 +213,18 @@ def _on_another_axis(gold: str, answer: str) -> bool:
 def _has_another_power(gold: str, answer: str) -> bool:
     """Whether one is in metres and the other in square or cubic metres."""
     wanted, given = _unit_power(gold), _unit_power(answer)
-    return wanted is not None and given is not None and wanted != given
+    return bool(wanted and given and wanted[0] == given[0] and wanted[1] != given[1])
 
 
-def _unit_power(text: str) -> int | None:
-    """The power of the unit at the end; None without a unit."""
-    found = _MEASURED.search(text[-100:])
-    words = (found[1] or found[2] or "").lower().split() if found else []
-    if not found or not unit_of(" ".join(words)):
+def _unit_power(text: str) -> tuple[tuple[str, str], int] | None:
+    """The unit behind a number and its power; None where letters before it say that it is a variable."""
+    found = _MEASURED.search(text, max(len(text) - 100, 0))
+    if not found or re.search(r"(?<![A-Za-z\\])[A-Za-z]", text[: found.start()]):
         return None
-    named = {"square": 2, "sq": 2, "sq.": 2, "cubic": 3}.get(words[0], 1)
-    return int(found[3]) if found[3] else named
+    first, *rest = (found[1] or found[2] or " ").lower().split() or [""]
+    named = {"square": 2, "sq": 2, "sq.": 2, "cubic": 3}.get(first)
+    unit = unit_of(" ".join([first, *rest]))
+    return (unit, int(found[3] or named or 1)) if unit else None
 
 
 def _other_case(gold: str, answer: str) -> bool:

@@ -119,7 +119,7 @@ def test_tokens_are_split_into_nearly_equal_parts_without_a_rest(tokens: int, of
     assert max(parts) - min(parts) <= 1
 
 
-def test_the_key_depends_on_what_changes_the_answer_only() -> None:
+def test_the_key_depends_on_what_changes_the_answer_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(request: Any, model: str = "a/b", **options: Any) -> str:
         kept: list[str] = []
         coach = LLMCoach(model, **options)
@@ -141,6 +141,8 @@ def test_the_key_depends_on_what_changes_the_answer_only() -> None:
     assert key(request, "a/c") != same
     assert key(request, base_url="http://x/v1") != same
     assert key(make_request(stdout="other")) != same
+    monkeypatch.setattr("mappa_envs.coach.llm.coach.VERSION", 1)  # its answers were kept by laxer rules
+    assert key(request) != same
 
 
 def test_a_budget_refuses_once_it_is_spent() -> None:

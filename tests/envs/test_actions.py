@@ -46,7 +46,7 @@ messages = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=40).m
         (f"<think>{T}python\ndraft\n{T}", ()),
         (f"{T}python\nprint('</think>')\n{T}", ("print('</think>')",)),
         (f"{T}python\ns = '<think>'\nprint(s)", ("s = '<think>'\nprint(s)",)),
-        (f"{T}python\nre.sub('<think>.*?</think>', '', s)", ("re.sub('<think>.*?</think>', '', s)",)),
+        (f"{T}python\ndraft{T}</think>{T}python\nfinal{T}", ("final",)),
         (f"Here: {T}python print('<think>')\n1\n{T}", ("print('<think>')\n1",)),
         (f"{T}python 1{T} <think>{T}python\n2\n{T}", ("1",)),
         (f"{T}python\ndraft\n</think>\n{T}python\nfinal\n{T}", ("final",)),
@@ -102,16 +102,6 @@ def test_the_handed_over_text_has_the_code_that_runs(text: str) -> None:
     assert leaves_block_open(strip_reasoning(text)) == leaves_block_open(text)
 
 
-@given(
-    st.lists(st.sampled_from(["<think>", "</think>", "x", "'", " ", "\nx", "`", "``"]))
-    .map("".join)
-    .filter(lambda code: T not in code)
-)
-def test_no_tag_within_a_line_of_a_block_costs_code(code: str) -> None:
-    code = f"x{code}x"
-    assert extract_code(f"Here:\n{T}python\n{code}\n{T}\nbye") == (code,)
-
-
 @given(st.text(alphabet="ab\n `.</", max_size=30), st.text(alphabet="ab\n .", max_size=30))
 def test_what_stands_in_tags_that_begin_lines_is_never_shown(hidden: str, shown: str) -> None:
     answer = f"{shown}\nThe end."
@@ -145,6 +135,7 @@ def test_a_message_that_ends_within_a_block(text: str, is_open: bool) -> None:
 
 SLOW = ["```py a``` ", "x ``` ", "</s>", "`", "<think>", "</think>", "```python\n", "<", "`<think>` "]
 SLOW += [" <think>", "</think>a```", "```py\n</think>\n", "'</think>'", "`</think>"]
+SLOW += ["``", "x" + "`" * 50_000]
 
 
 @pytest.mark.parametrize("piece", SLOW)

@@ -260,7 +260,7 @@ def test_bad_input_is_named(make_env: MakeEnv) -> None:
     with pytest.raises(RuntimeError, match="reset"):
         env.last()
     wrong: Any
-    for wrong in ("a", -1, 1.5):
+    for wrong in ("a", -1, 1.5, True):
         with pytest.raises(ConfigError, match=f"seed .*{wrong}"):
             env.reset(seed=wrong)
     wrong = "dsbench"
@@ -276,10 +276,10 @@ def test_bad_input_is_named(make_env: MakeEnv) -> None:
     for option in ({"visibility": "some"}, {"handover": ""}, {"max_turns": 0}, {"max_actions": (0, 1, 1)}):
         with pytest.raises(ConfigError, match=next(iter(option))):
             make_env(**option)
-    for number in ("3", 2.5, float("nan")):
+    for number in ("3", 2.5, float("nan"), True):
         with pytest.raises(ConfigError, match=r"max_turns .*whole number"):
             make_env(max_turns=number)
-    for limit_s in (0, -1.0, float("nan"), "3"):
+    for limit_s in (0, -1.0, float("nan"), "3", True):
         with pytest.raises(ConfigError, match=r"time_limit_s .*None"):
             make_env(time_limit_s=limit_s)
 

@@ -104,6 +104,8 @@ CASES: dict[str, list[Case]] = {
         (r"6\pi\text{ cm}^2", r"6\pi\text{ cm}", False), ("12 m/s^2", "12 m/s", False),
         (r"12\text{ units}^2", r"12\text{ square units}", True), ("12 cm²", "12 sq. cm", True),
         (r"3\text{ cm}^2, 4\text{ cm}", r"4\text{ cm}, 3\text{ cm}^2", True),
+        ("m^2+m", "m+m^2", True), ("2m^2+g", "g+2m^2", True), ("s^2-s", "-s+s^2", True),
+        ("12 cm^3", "12 mL", True), ("12 g/cm^3", "12 g/mL", True),
         ("12", r"12\hspace{2pt}\text{cm}", True), ("12", r"12\text{¢}", True),
         ("12", r"12^\circ\text{C}", True), ("12", "12 °C", True), ("12", r"12^\circ C", True),
         ("12", r"12^\circ x", False), (r"30^\circ, 60^\circ", r"30^\circ\text{ or }60^\circ", True),

@@ -68,6 +68,39 @@ def test_sft_has_good_actions_and_corrections_of_the_others(tmp_path: Path) -> N
     assert (second["score"], second["source"]) == (3.0, "correction")
 
 
+OPEN = "```python\nimport pandas as pd\nx ="
+
+
+def test_a_cut_action_is_not_shown_as_good(tmp_path: Path) -> None:
+    turns = [
+        replace(act("cut", 9.0), truncated=True),
+        replace(act("cut, but mended", 9.0, correction="mended"), truncated=True),
+        replace(act("whole", 8.0), truncated=False),
+        replace(act("whole, worse", 7.0), truncated=False),
+        replace(act(OPEN + " 1", 9.0), truncated=False),  # it says so itself
+        act(OPEN, 9.0),  # not on record
+    ]
+    run = write_run(tmp_path / "run", turns).path
+    said = [row["messages"][-1]["content"] for row in rows(export(run, "sft").folder)]
+    assert said == ["mended", "whole", "whole, worse", OPEN + " 1"]
+    pairs = rows(export(run, "dpo").folder)
+    assert [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in pairs] == [
+        (OPEN + " 1", "whole, worse"),
+        ("mended", "cut, but mended"),
+    ]
+    alone = write_run(tmp_path / "alone", turns[:1]).path
+    with pytest.raises(DataError, match="was not cut by the length limit"):
+        export(alone, "sft")
+
+
+def test_what_was_cut_is_of_no_concern_to_older_runs(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [act("a", 9.0)])
+    text = run.episodes_path.read_text()
+    assert text.count('"truncated":null,') == 1
+    run.episodes_path.write_text(text.replace('"truncated":null,', ""))
+    assert export(run.path, "sft").rows == {WRITER: 1}
+
+
 def test_min_score_decides_what_is_good(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [act("a", 2.0), act("b", 5.0), act("c", 8.0)]).path
     assert export(run, "sft", min_score=2, out=tmp_path / "all").rows == {WRITER: 3}
@@ -98,9 +131,9 @@ def test_dpo_pairs_the_best_with_the_worst_of_one_prompt(tmp_path: Path) -> None
 
 def test_an_action_is_not_preferred_to_itself(tmp_path: Path) -> None:
     same = [act("same", 2.0), act("same", 8.0)]
-    with pytest.raises(DataError, match="no two actions"):
+    with pytest.raises(DataError, match="no two whole actions"):
         export(write_run(tmp_path / "one", same).path, "dpo")
-    with pytest.raises(DataError, match="no two actions"):
+    with pytest.raises(DataError, match="no two whole actions"):
         export(write_run(tmp_path / "even", [act("a", 5.0), act("b", 5.0)]).path, "dpo")
     done = export(write_run(tmp_path / "run", [*same, act("other", 6.0)]).path, "dpo")
     (row,) = rows(done.folder)

@@ -151,8 +151,8 @@ def test_the_command_exports_the_best_and_says_how_to_serve_and_measure_it(
     assert lines[0] == f"checker_0: {folder / 'checker_0'}"
     adapters = f"checker_0={folder / 'checker_0'} writer_0={folder / 'writer_0'}"
     # vLLM knows no largest rank of 4.
-    line = f"serve: {server.format(base=base)} --enable-lora --max-lora-rank 8 --lora-modules {adapters}"
-    assert lines[2] == line
+    flags = "--generation-config vllm --enable-lora --max-lora-rank 8 --lora-modules"
+    assert lines[2] == f"serve: {server.format(base=base)} {flags} {adapters}"
     # As in training: 9 tokens at most, at a temperature of 0.7.
     assert lines[3] == (
         "measure: python -m mappa_train eval --env dsbench-v0 --max-new-tokens 9 --temperature 0.7 --engine "

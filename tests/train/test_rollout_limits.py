@@ -70,6 +70,7 @@ def test_an_action_is_cut_at_its_time_limit_and_played_as_far_as_it_came() -> No
     for rollout in rollouts:
         assert rollout.episode.stop_reason is StopReason.DONE
         assert [action.generation.truncated for action in rollout.actions] == [True, True]
+        assert [turn.truncated for turn in rollout.episode.turns] == [True, True]
         assert [turn.action for turn in rollout.episode.turns] == ["x" * 50] * 2
 
 

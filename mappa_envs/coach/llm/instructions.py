@@ -1,6 +1,9 @@
-"""The words that a language model coaches by. `VERSION` is part of every cache key: raise it with them."""
+"""The words that a language model coaches by.
 
-VERSION = 1
+`VERSION` is part of every cache key: raise it with them, and with the rules by which parse.py reads answers.
+"""
+
+VERSION = 2
 
 DUTIES = """\
 You coach a team of language-model agents that solve a task one after the other. You judge one agent's

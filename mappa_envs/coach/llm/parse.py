@@ -6,8 +6,9 @@ A verdict is one JSON object that ends the answer:
      "revisions": [{"turn": 0, "score": 4, "reason": "…"}]}
 
 `reason` and `score` (a number in [0, 10]) must be there. Blame shares sum to 1, up to 0.02 of rounding; none,
-or zeros only, blame nobody. Thinking in `<think>` before it, prose before it and a code fence around it are
-fine; a second, different verdict, or a piece that looks like one, is not: it could be an agent's, quoted.
+or zeros only, blame nobody. Thinking before it, prose before it and a code fence around it are fine.
+A second, different object that could be the verdict (it begins a line, or has one of `_KEYS`) is not: the
+last could be an agent's, quoted.
 Revisions are caps: they lower what earlier turns have, and never raise it.
 Where there is no JSON at all and none could be demanded by schema, lines are read: prose, then `SCORE: 7` as
 the last line, which may be followed by `BLAME: modeler_0=0.5, analyst_0=0.5`.
@@ -29,9 +30,14 @@ MAX_CHARS = 100_000
 ROUNDING = 0.02
 """How far shares may be from 1 in all."""
 
-_KEY = re.compile(r"""["']score["']\s*:""", re.IGNORECASE)
+_KEYS = ("score", "reason", "correction", "revisions")
+"""What tells a verdict, even one that an agent's words ended too early: those stand under such a key."""
+
+_KEY = re.compile(rf"""["'](?:{"|".join(_KEYS)}|actions)["']\s*:""", re.IGNORECASE)
 _START = re.compile(r"""\{(?:\s*["']|[ \t\r\n]*\})""")
 """The start of an object: what begins otherwise is none, and need not be tried."""
+_LINE_START = re.compile(rf"^[^\S\n]*(?={_START.pattern})", re.MULTILINE)
+_SCORE_LINE_START = re.compile(r"^[ \t*_#]*(?:PROCESS[_ ])?SCORE[ \t*_]*:", re.IGNORECASE | re.MULTILINE)
 _THINK = re.compile(r"\s*<think(?:ing)?>", re.IGNORECASE)
 _THOUGHT = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 _THOUGHT_LINE = re.compile(rf"^[ \t]*{_THOUGHT.pattern}[ \t\r]*$", re.IGNORECASE | re.MULTILINE)
@@ -71,7 +77,7 @@ def read_verdict(
     takes any. A `structured` answer was held to a JSON schema: lines in it are no verdict.
     """
     answer = _without_thinking(text)
-    found = _final_object(answer, "score", first="reason")
+    found = _final_object(answer, *_KEYS)
     if found is None:
         if structured:
             raise VerdictError('there is no JSON object with a "score" at the end of the answer')
@@ -86,7 +92,7 @@ def read_actions(
 
     Raises `VerdictError` when there is no list of verdicts at all.
     """
-    found = _final_object(_without_thinking(text), "actions", first="actions")
+    found = _final_object(_without_thinking(text), "actions")
     listed = found.get("actions") if found else None
     if not isinstance(listed, list):
         raise VerdictError('there is no JSON object with a list of "actions" at the end of the answer')
@@ -204,61 +210,49 @@ def _turn(entry: Any, below: int | None) -> int | None:
 
 
 def _without_thinking(text: str) -> str:
-    """The answer itself. Raises `VerdictError` where there is none."""
+    """The answer itself. Raises `VerdictError` where there is none.
+
+    Thinking that was opened ends with the first `</think>`. Many chat templates open it in the prompt: then
+    it ends with a line `</think>`, unless a verdict could stand before that, and quote the tag.
+    """
     if len(text) > MAX_CHARS:
         raise VerdictError("the answer is far too long")
-    if not _THINK.match(text):
-        return text
-    closed = _THOUGHT.search(text)
-    if closed is None:
+    opened = _THINK.match(text)
+    closed = (_THOUGHT if opened else _THOUGHT_LINE).search(text)
+    if opened and not closed:
         raise VerdictError("the thinking was never closed, so there is no answer")
+    if not closed or (not opened and _could_judge(text[: closed.start()])):
+        return text
     return text[closed.end() :]
 
 
-def _after_thought(text: str) -> str:
-    """What follows a line `</think>`: many chat templates open the thinking in the prompt.
-
-    Not after an object on lines of its own, which may be the verdict, and the tag a quotation. Raises
-    `VerdictError` for a broken object.
-    """
-    if not _THOUGHT_LINE.search(text):
-        return text
-    position = 0
-    for _, start, end in _objects(text)[0]:
-        if closed := _THOUGHT_LINE.search(text, position, start):
-            return text[closed.end() :]
-        if _starts_line(text, start, after=position):
-            return text
-        position = end
-    closed = _THOUGHT_LINE.search(text, position)
-    return text[closed.end() :] if closed else text
+def _could_judge(text: str) -> bool:
+    """Whether the text could hold a verdict, or the beginning of one."""
+    return any(pattern.search(text) for pattern in (_KEY, _LINE_START, _SCORE_LINE_START))
 
 
-def _final_object(text: str, key: str, first: str) -> dict[str, Any] | None:
+def _final_object(text: str, key: str, *others: str) -> dict[str, Any] | None:
     """The object with this key that ends the answer; None where nothing looks like one.
 
-    One that has the `first` key alone was ended by a quotation in it. Raises `VerdictError` where something
-    looks like a verdict and is not plainly the only one.
+    Raises `VerdictError` where another could be the verdict: one that begins a line, or has one of the keys.
+    It need not have them all, for a quotation in it may have ended it.
     """
-    text = _after_thought(text)
     objects, rest = _objects(text)
-    verdicts = [found for found, _, _ in objects if key in found or first in found]
-    if _KEY.search(rest) or (_KEY.search(text) and not verdicts):
+    judges = any({key, *others} & found.keys() for found, _, _ in objects)
+    if _KEY.search(rest) or (_KEY.search(text) and not judges):
         raise VerdictError(_MALFORMED)
-    if not verdicts:
+    if not judges:
         return None
-    if any(found != verdicts[0] for found in verdicts[1:]):
-        raise VerdictError("there is more than one verdict in the answer; give exactly one")
-    last, start, end = objects[-1]
-    if key not in last or not _TAIL.match(text, end) or not _starts_line(text, start):
+    last, last_start, end = objects[-1]
+    on_lines = {found.end() for found in _LINE_START.finditer(text)}
+    for found, start, _ in objects:
+        if found != last and (start in on_lines or {key, *others} & found.keys()):
+            raise VerdictError(
+                "more than one object in the answer could be the verdict; give exactly one, and quote none"
+            )
+    if key not in last or not _TAIL.match(text, end) or last_start not in on_lines:
         raise VerdictError("the verdict must stand on lines of its own at the end of the answer")
     return last
-
-
-def _starts_line(text: str, position: int, after: int = 0) -> bool:
-    """Whether blanks alone stand before it on its line. `after`: where the last object ended, if one did."""
-    _, line_break, before = text[after:position].rpartition("\n")
-    return not before.strip() and bool(line_break or not after)
 
 
 def _objects(text: str) -> tuple[list[tuple[dict[str, Any], int, int]], str]:
