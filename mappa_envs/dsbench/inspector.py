@@ -20,7 +20,7 @@ from mappa_envs.dsbench.given_tables import read_table
 from mappa_envs.dsbench.metrics import metric, score
 from mappa_envs.dsbench.pickle_checks import Fault, Refused
 from mappa_envs.dsbench.predictions import Expected, check_cells, spelling
-from mappa_envs.dsbench.safe_pickle import load, read_bytes
+from mappa_envs.dsbench.safe_pickle import is_plain, load, read_bytes
 from mappa_envs.dsbench.submission import Invalid, canonical, content, decode, match, parse
 
 
@@ -362,6 +362,9 @@ CHECKS = {
 }
 
 
+NEEDS_JOBLIB = "pickle cannot read it, but joblib.load can"
+
+
 def examine(job: dict[str, Any]) -> dict[str, Any]:
     """The finding on `job["path"]`, as JSON: status, kind, shape, nan_share, problem."""
     out: dict[str, Any] = {"status": "valid", "kind": "", "shape": None, "nan_share": None, "problem": ""}
@@ -370,6 +373,8 @@ def examine(job: dict[str, Any]) -> dict[str, Any]:
         return {**out, "status": "missing", "problem": f"there is no {job['path']}"}
     try:
         CHECKS.get(job["path"], any_file)(job, out)
+        if job["path"] in CHECKS and job["path"].endswith(".pkl") and not is_plain(job["path"]):
+            out["problem"] = "; ".join(filter(None, [out["problem"], NEEDS_JOBLIB]))
     except Refused as error:
         out.update(status="unverifiable", problem=_printable(error))
     except Fault as error:

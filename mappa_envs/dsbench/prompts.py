@@ -18,7 +18,7 @@ from mappa_envs.dsbench import metrics
 from mappa_envs.dsbench.grading import TaskSpec
 from mappa_envs.dsbench.metrics import Family
 from mappa_envs.types import Message, Turn
-from mappa_envs.view import View, head_and_tail, one_line, own_messages, tail, tool_text
+from mappa_envs.view import View, file_name, head_and_tail, one_line, own_messages, tail, tool_text
 
 PromptStyle = Literal["full", "starter"]
 STYLES: tuple[str, ...] = get_args(PromptStyle)
@@ -46,7 +46,7 @@ DUTIES = {
     "modeler": (
         "Fit a model on X_train.pkl and y_train.pkl that does well by the task's metric.\n"
         "- model.pkl: one fitted scikit-learn estimator or Pipeline with predict(), and with predict_proba() "
-        "where the metric needs probabilities. It must accept X_test.pkl as it is.\n"
+        "where the metric needs probabilities, saved with pickle. It must accept X_test.pkl as it is.\n"
         "- Use classes of scikit-learn only: a class or function of your own cannot be loaded by others.\n"
         "- Compare candidates by cross-validation on the training data, then fit the best on all rows."
     ),
@@ -116,9 +116,10 @@ def _files(view: View, facts: Facts) -> list[str]:
         shape = found.shape if found and found.shape else facts.shapes.get(path)
         if shape and len(shape) == 2:
             words.insert(0, f"{shape[0]} rows × {shape[1]} columns")
-        if found and found.status != "valid":
-            words.append(f"{found.status}: {one_line(found.problem)}")
-        lines.append(f"- {one_line(path)}" + (f" ({', '.join(words)})" if words else ""))
+        if found and found.problem:
+            status = "" if found.status == "valid" else f"{found.status}: "
+            words.append(status + one_line(found.problem))
+        lines.append(f"- {file_name(path)}" + (f" ({', '.join(words)})" if words else ""))
     if len(lines) > _MOST_FILES:
         lines = [*lines[:_MOST_FILES], f"- … {len(lines) - _MOST_FILES} more"]
     for path in view.role.required:

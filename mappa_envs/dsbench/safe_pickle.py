@@ -326,12 +326,22 @@ def read_bytes(path: str, limit: int = MAX_BYTES) -> bytes:
     return data
 
 
+JOBLIB = b"joblib.numpy_pickle"
+COMPRESSED = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
+
+
+def is_plain(path: str) -> bool:
+    """Whether `pickle.load` can read it: `joblib` writes arrays apart, and both it and `pandas` compress."""
+    data = read_bytes(path)
+    return not data.startswith((b"x", *(magic for magic, _ in COMPRESSED))) and JOBLIB not in data
+
+
 def _decompressed(data: bytes) -> bytes:
     """What `joblib` and `pandas` compressed. Raises `Fault` where it would be too much."""
     whole = data
     if data.startswith(b"x"):
         whole = zlib.decompressobj().decompress(data, MAX_BYTES + 1)
-    for magic, opener in ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open)):
+    for magic, opener in COMPRESSED:
         if data.startswith(magic):
             with opener(io.BytesIO(data)) as file:
                 whole = file.read(MAX_BYTES + 1)

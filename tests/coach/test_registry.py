@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,18 @@ def test_registering(monkeypatch: pytest.MonkeyPatch) -> None:
         register_coach("rubric", FakeCoach)
     with pytest.raises(ConfigError, match="colon"):
         register_coach("a:b", FakeCoach)
+
+
+def test_a_factory_that_makes_no_coach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coach, "_FACTORIES", dict(coach._FACTORIES))
+    makes: tuple[tuple[Any, str], ...] = (
+        (None, "None has no method score"),
+        (FakeCoach, "FakeCoach is a class"),
+    )
+    for number, (made, words) in enumerate(makes):
+        register_coach(f"mine-{number}", lambda made=made: made)
+        with pytest.raises(ConfigError, match=words):
+            make_coach(f"mine-{number}")
 
 
 def test_the_fake_coach_scores_fails_and_remembers() -> None:

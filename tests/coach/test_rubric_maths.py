@@ -31,6 +31,7 @@ RIGHT, WRONG = Outcome(value=1, success=True, code="right"), Outcome(value=0, su
 OK74 = ToolResult(stdout="74\n")
 
 Said = tuple[Role, str, ToolResult | None]
+PAST: tuple[Said, ...] = ((SOLVER, PLAN, None), (EXECUTOR, LOOP, OK74))
 
 
 def judge(*said: Said, outcome: Outcome | None = None, team: tuple[Role, ...] = TEAM) -> CoachScore:
@@ -85,6 +86,26 @@ def test_a_program_climbs_from_none_to_one_that_computes() -> None:
         ("n = 0\nfor k in range(9):\n    n += k\nprint(n)", True),
         ("print(sum(range(5)))\nprint('done')", True),
         ("print(sum(range(5)))\nprint(42)", False),
+        ("n = 0\nwhile True:\n    if n % 4 == 1:\n        print(n)\n        break\n    n += 1", True),
+        ("while True:\n    x = 42\n    break\nprint(x)", False),
+        ("x = int(input())\nprint('yes' if x > 3 else 'no')", True),
+        ("x = int(input())\nif x > 3:\n    print('yes')\nelse:\n    print('no')", True),
+        ("print(int('1101101', 2))", True),
+        ("print(format(109, 'b'))", True),
+        ("print(format(42, 'd'))", False),
+        ("print(f'{109:b}')", True),
+        ("print(f'{42:d}')", False),
+        ("print('{:x}'.format(109))", True),
+        ("print(eval('12 + 34 - 5'))", True),
+        ("print(eval('42'))", False),
+        ("print(eval('42 + 0'))", False),
+        ("from fractions import Fraction\nprint(Fraction(6, 8))", True),
+        ("from fractions import Fraction\nprint(Fraction(3, 4))", False),
+        ("xs = [3, 1, 2]\nprint(sorted(xs)[1])", True),
+        ("xs = [3, 1, 2]\nprint(max(xs))", True),
+        ("xs = [42]\nprint(max(xs))", False),
+        ("a = sum(range(5))\nprint('answer', a, 'from', 6, 7)", True),
+        ("print('answer', 42)", False),
         ("print(", False),
         ("x = 1", False),
     ],
@@ -96,13 +117,11 @@ def test_a_printed_literal_is_no_computation(code: str, does: bool) -> None:
 def test_a_solver_is_judged_by_what_it_takes_from_the_problem() -> None:
     full, some = judge((SOLVER, PLAN, None)), judge((SOLVER, "Start with the multiples of 5.", None))
     none, echo = judge((SOLVER, "Use a formula.", None)), judge((SOLVER, TASK.prompt, None))
-    slip = judge((SOLVER, "We have n = 258, a = 5, b = 7, c = 12.", None))
     ramble = judge((SOLVER, "Let us think about this once more. " * 200, None))
-    assert full.score > some.score > none.score > slip.score > echo.score > ramble.score
-    assert full.blame == some.blame == {}
-    assert slip.blame == {"problem_solver_0": 1}
-    assert "258" in slip.reason
-    assert "259" in slip.reason
+    words = judge((SOLVER, "Count the integers that are divisible by one of the two.", None))
+    assert full.score > some.score > words.score > none.score > echo.score > ramble.score
+    assert full.blame == some.blame == words.blame == {}
+    assert none.blame == echo.blame == {"problem_solver_0": 1}
 
 
 def test_a_refuted_value_lowers_who_stated_it() -> None:
@@ -112,14 +131,69 @@ def test_a_refuted_value_lowers_who_stated_it() -> None:
     assert [(r.turn, r.score) for r in verdict.revisions] == [(0, 4.0)]
 
 
+@pytest.mark.parametrize(
+    ("said", "is_claim"),
+    [
+        ("Step by step one gets 84. Compute it to check.", True),
+        ("The answer is 84.", True),
+        ("The cases are 50 and 34, so the total is 84.", True),
+        (r"It must be $\boxed{84}$, since 51 + 33 = 84.", True),
+        ("The multiples of 5 give 51. Then those of 7 give 37. Subtract what is counted twice.", False),
+        ("The total is 88 before the overlap; then subtract it.", False),
+        ("One gets 88 at first. Then leave out the multiples of 12.", False),
+        ("There are 51 multiples of 5, so n/5 < 52. Enumerate.", False),
+    ],
+)
+def test_only_what_a_plan_ends_with_is_its_result(said: str, is_claim: bool) -> None:
+    verdict = judge((SOLVER, f"{PLAN} {said}", None), (EXECUTOR, LOOP, OK74))
+    assert verdict.blame == ({"problem_solver_0": 1} if is_claim else {})
+
+
+@pytest.mark.parametrize(
+    ("printed", "boxed", "score"),
+    [
+        ("m+n = 19 (m=3, n=16)", "19", 8.5),
+        ("Answer: 19\nTotal outcomes: 16", "19", 8.5),
+        ("sqrt(3)/2", r"\frac{\sqrt{3}}{2}", 8.5),
+        ("x**2 + 5*x + 4", "x^2+5x+4", 8.5),
+        ("(3, pi/2)", r"\left(3, \frac{\pi}{2}\right)", 8.5),
+        ("[2, 3]", "2, 3", 8.5),
+        ("[2, 3]", r"x = 2 \text{ or } x = 3", 7.5),
+        ("14.999999999999998", "15", 8.5),
+        ("0.15", "15", 7.5),
+        ("sqrt(3)/2", "0.866", 7.5),
+        ("19", "16", 3.5),
+        ("The result is 19.", "16", 3.5),
+    ],
+)
+def test_any_value_of_an_output_may_be_the_result(printed: str, boxed: str, score: float) -> None:
+    run = (EXECUTOR, LOOP, ToolResult(stdout=f"{printed}\n"))
+    verdict = judge((SOLVER, PLAN, None), run, (VERIFIER, rf"So \boxed{{{boxed}}}", None))
+    assert (verdict.score, verdict.blame) == (score, {"verifier_0": 1} if score < 7 else {})
+
+
+def test_a_hand_over_in_any_words_passes_the_value_on() -> None:
+    for said in ("The remainder is 74.", "There are 74 integers.", "74", "The program ran well."):
+        verdict = judge(*PAST, (EXECUTOR, said, None), (VERIFIER, r"\boxed{74}", None))
+        assert (verdict.score, verdict.blame) == (8.5, {}), said
+
+
+def test_printing_a_computed_value_again_is_no_mistake() -> None:
+    again = (EXECUTOR, "```python\nprint('The answer is', 74)\n```", OK74)
+    other = (EXECUTOR, "```python\nprint('The answer is', 84)\n```", ToolResult(stdout="The answer is 84\n"))
+    assert (judge(*PAST, again).score, judge(*PAST, again).blame) == (7, {})
+    assert (judge(*PAST, other).score, judge(*PAST, other).blame) == (3, {"code_executor_0": 1})
+
+
 def test_a_number_that_was_handed_on_wrongly_is_not_the_executors_fault() -> None:
     plan = (SOLVER, "We have n = 258, a = 5, b = 7, c = 12.", None)
     program = "```python\ndef f(n, a, b, c):\n    return n * a\nprint(f(n=258, a=5, b=7, c=12))\n```"
-    handed = judge(plan, (EXECUTOR, program, OK74))
-    own = judge((SOLVER, PLAN, None), (EXECUTOR, program, OK74))
+    answer = (VERIFIER, r"\boxed{74}", None)
+    assert judge(plan, (EXECUTOR, program, OK74)).blame == {}, "it may be a derived number"
+    handed = judge(plan, (EXECUTOR, program, OK74), answer, outcome=WRONG)
+    own = judge((SOLVER, PLAN, None), (EXECUTOR, program, OK74), answer, outcome=WRONG)
     assert handed.blame == {"problem_solver_0": 1}
     assert own.blame == {"code_executor_0": 1}
-    assert handed.score > own.score
 
 
 def test_ends_of_ranges_are_no_wrong_numbers() -> None:
@@ -135,9 +209,6 @@ def test_a_hand_over_has_to_name_what_was_printed() -> None:
     assert other.score <= 3
 
 
-PAST: tuple[Said, ...] = ((SOLVER, PLAN, None), (EXECUTOR, LOOP, OK74))
-
-
 @pytest.mark.parametrize(
     ("action", "lowest", "highest", "blamed"),
     [
@@ -147,6 +218,9 @@ PAST: tuple[Said, ...] = ((SOLVER, PLAN, None), (EXECUTOR, LOOP, OK74))
         (r"\boxed{74 \text{ or } 84}", 3.5, 3.5, True),
         ("So it is 74 in the end.", 2.5, 2.5, True),
         (r"\boxed{74", 2.5, 2.5, True),
+        (r"\boxed{74, 84}", 3.5, 3.5, True),
+        (r"The program gives 74, which counts both ends: \boxed{72}", 7, 7, False),
+        (r"\boxed{\text{even}}", 7.5, 7.5, False),
         ("", 0, 0, True),
     ],
 )

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import pytest
-from test_rubric import ANALYST, ENGINEER, MODELER, OK, TASK, TEAM, turn
+from test_rubric import ANALYST, ENGINEER, MODELER, OK, TASK, TEAM, message, turn
 
 from mappa_envs.coach import CoachRequest, EpisodeRequest, RubricCoach
 from mappa_envs.coach.rubric.measured import losses, measured
@@ -36,7 +37,7 @@ def files(*changes: Change) -> dict[str, Artifact]:
     return found
 
 
-def judge(role: Role, *changes: Change, relative: float | None = None) -> CoachScore:
+def judge(role: Role, *changes: Change, relative: float | None = None, code: str = "") -> CoachScore:
     index = TEAM.index(role)
     past = tuple(turn(i, member.name, 9.0) for i, member in enumerate(TEAM[:index]))
     found = files(*changes)
@@ -45,9 +46,10 @@ def judge(role: Role, *changes: Change, relative: float | None = None) -> CoachS
     outcome = None
     if relative is not None:
         outcome = Outcome(value=max(0.0, relative), success=True, code="ok", metrics={"relative": relative})
+    said: dict[str, Any] = {"action": message(code)} if code else {}
     request = CoachRequest(
         task=TASK, team=TEAM, role=role, episode=replace(EPISODE, turns=past), outcome=outcome,
-        turn=turn(index, role.name, tool=OK), before={**there, **missing}, after=there,
+        turn=turn(index, role.name, tool=OK, **said), before={**there, **missing}, after=there,
     )  # fmt: skip
     return asyncio.run(RubricCoach().score(request))
 
@@ -67,20 +69,31 @@ CASES = [
     (ENGINEER, {"X_train.pkl": {"signal": 0.1}, "X_test.pkl": {"kept": 0.1}}, "has lost much of what"),
     (ENGINEER, {"X_test.pkl": {"kept": -0.4}}, "does not go with X_train.pkl"),
     (ENGINEER, {"y_train.pkl": {"kept": -0.9, "order": 0.0}}, "holds the target of other rows"),
-    (ENGINEER, {"y_train.pkl": {"kept": -1, "order": 1, "same_values": 0}}, "on another scale"),
+    (
+        ENGINEER,
+        {
+            "y_train.pkl": {"kept": -1, "order": 1, "same_values": 0},
+            "model.pkl": {"near": -0.5},
+            "submission.csv": {"near": -0.5},
+        },
+        "the target on another scale",
+    ),
     (MODELER, NO_MODEL, "has learned little"),
     (MODELER, {"model.pkl": {"fitted_near": 0.01}}, "predicts no better than a constant"),
     (ANALYST, SORTED, "predictions for other rows"),
     (ANALYST, {"submission.csv": {"order": -1, "near": -0.9}}, "turned around"),
 ]  # fmt: skip
+UNCERTAIN = ("gives the target away", "the target on another scale")
+"""What may do no harm, or be undone: it is blamed once the outcome is poor."""
 
 
 @pytest.mark.parametrize(("role", "change", "words"), CASES)
 def test_a_loss_is_named_and_blamed_on_its_maker_alone(role: Role, change: Change, words: str) -> None:
     own = judge(role, change, relative=-0.1 if role is ANALYST else None)
     assert words in own.reason
-    assert own.blame == {role.name: 1}
-    assert own.score < 7
+    is_certain = words not in UNCERTAIN
+    assert own.blame == ({role.name: 1} if is_certain else {})
+    assert own.score < (7 if is_certain else 8)
     last = judge(ANALYST, change, relative=-0.1)
     assert last.blame == {role.name: pytest.approx(1)}
     assert role is ANALYST or last.score >= 7, "the analyst's own work is sound"
@@ -148,6 +161,44 @@ def test_who_has_not_acted_is_not_to_blame(relative: float) -> None:
     assert late is not None
     assert inline.blame == late.blame == {}
     assert (late.raised, late.lowered) == pytest.approx((relative, 1 - relative))
+
+
+REORDERS = """
+import pandas as pd
+pd.read_csv("test.csv").sort_values("a").to_pickle("X_test.pkl")
+"""
+SUBMITS_FEW = """
+import pandas as pd
+pd.read_csv("test.csv").head(9).to_csv("submission.csv", index=False)
+"""
+NOT_MEASURED: Change = {"X_test.pkl": {"attainable": 0.2}}
+UNLIKE: Change = {"submission.csv": {"order": 0.6, "near": 0.1}}
+
+
+def test_measurement_overrules_what_was_read_in_code() -> None:
+    proven = judge(ENGINEER, code=REORDERS)
+    assert (proven.blame, proven.score >= 8.5) == ({}, True)
+    assert judge(ENGINEER, NOT_MEASURED, code=REORDERS).blame == {ENGINEER.name: 1}
+    assert judge(ENGINEER, {"X_test.pkl": {"kept": 0.1}}, code=REORDERS).blame == {ENGINEER.name: 1}
+    assert judge(ANALYST, code=SUBMITS_FEW).blame == {}
+    assert judge(ANALYST, UNLIKE, code=SUBMITS_FEW).blame == {ANALYST.name: 1}
+
+
+def test_a_good_outcome_overrules_what_was_read_in_code() -> None:
+    good = judge(ANALYST, UNLIKE, code=SUBMITS_FEW, relative=0.95)
+    assert (good.blame, good.score) == ({}, 10)
+    assert judge(ANALYST, UNLIKE, code=SUBMITS_FEW, relative=0.3).blame == {ANALYST.name: 1}
+
+
+def test_a_scale_that_the_submission_puts_back_is_no_mistake() -> None:
+    scaled: Change = {
+        "y_train.pkl": {"kept": -1, "order": 1, "same_values": 0},
+        "model.pkl": {"near": -0.5, "agrees": 0.2},
+    }
+    back: Change = {"submission.csv": {"transmitted": -0.5, "near": 0.4}}
+    left: Change = {"submission.csv": {"near": -0.5}}
+    assert ENGINEER.name not in judge(ANALYST, scaled, back, relative=0.2).blame
+    assert ENGINEER.name in judge(ANALYST, scaled, left, relative=0.2).blame
 
 
 def test_a_weak_yardstick_is_no_evidence() -> None:

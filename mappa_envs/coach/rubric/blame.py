@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mappa_envs.coach.base import CoachRequest
-from mappa_envs.coach.rubric.checks import GRAVE, HARMFUL, SERIOUS, SLIGHT, Finding
+from mappa_envs.coach.rubric.checks import GRAVE, HARMFUL, OTHER_SCALE, SERIOUS, SLIGHT, Finding
 from mappa_envs.coach.rubric.evidence import (
     OWN_BUGS,
     Evidence,
@@ -22,12 +22,13 @@ from mappa_envs.coach.rubric.evidence import (
 )
 from mappa_envs.coach.rubric.faults import (
     BLAMED,
+    NO_CHANCES,
     facts_of,
     mistakes,
     remarks_on,
     was_followed,
 )
-from mappa_envs.coach.rubric.measured import losses, measured
+from mappa_envs.coach.rubric.measured import losses, measured, undone
 from mappa_envs.coach.rubric.outcomes import disappoints, is_poor
 from mappa_envs.dsbench.inspector import CONSTANT
 from mappa_envs.types import Artifact, Outcome, Role, ScoreRevision, Turn
@@ -206,6 +207,8 @@ def _causes(request: CoachRequest, e: Evidence) -> list[Suspect]:
             for one in known
             if one.finding.severity >= (at_least if names(code, one.finding.path) else GRAVE)
         ]
+    if e.failure == "AttributeError":
+        return [one for one in known if NO_CHANCES in one.finding.words]
     wrong_cells = e.ok and any(a.status == "invalid" for a in e.own)
     return [one for one in known if wrong_cells and one.finding.cells]
 
@@ -214,10 +217,10 @@ def _findings(request: CoachRequest, turn: Turn, artifact: Artifact) -> Iterable
     role = next(role for role in request.team if role.name == turn.agent)
     if artifact.status != "valid" and not for_want_of_input(artifact, tuple(request.before.values())):
         yield Finding(severity=GRAVE, words=artifact.problem, path=artifact.path)
-    yield from remarks_on(artifact, request.task)
-    found = mistakes(turn, role, request.team, request.task, model_kind(request))
+    yield from remarks_on(artifact, request.task, request.before)
+    found = mistakes(turn, role, request.team, request.task, request.before, model_kind(request))
     for finding in (*found, *measured(request.before, facts_of(request.task).family)):
-        if finding.path == artifact.path:
+        if finding.path == artifact.path and not (OTHER_SCALE in finding.words and undone(request.after)):
             yield finding
 
 

@@ -74,6 +74,8 @@ def call(reader: Reader, node: ast.Call) -> Value:
     inplace = keywords.get("inplace", NOTHING).const is True
     if inplace and isinstance(node.func, ast.Attribute):
         reader.update(node.func.value, result)
+    elif name in ("sort", "reverse") and receiver.items is not None and isinstance(node.func, ast.Attribute):
+        reader.update(node.func.value, NOTHING)
     elif name == "shuffle" and node.args and not isinstance(node.func, ast.Name):
         _shuffled(reader, node.args[0], result)
     return result
@@ -234,9 +236,19 @@ class Call:
             return Value(items=tuple(v.step(self.words_alone()) for v in self.arguments))
         if self.subject.source == "columns":
             return self.subject.tagged(Tag.COLUMNS_MOVED)
+        if self.picks_columns():
+            moved = self.subject.without(Tag.COLUMNS_MOVED)
+            return moved.tagged(*self.keywords.get("columns", NOTHING).tags & {Tag.COLUMNS_MOVED})
         if self.name == "sorted" and self.subject.rows is None:
             return NOTHING
         return self.subject.step(self.words())
+
+    def picks_columns(self) -> bool:
+        """`reindex(columns=…)`, and `filter` of a table, which picks columns unless told otherwise."""
+        if self.name == "reindex":
+            return "columns" in self.keywords and "index" not in self.keywords and not self.arguments
+        by_rows = self.keywords.get("axis", NOTHING).const in (0, "index", "rows")
+        return self.name == "filter" and not by_rows and Tag.GROUPED not in self.subject.tags
 
     def words_alone(self) -> str:
         """The call with its keywords alone: the same step for all that is shuffled together."""
@@ -272,6 +284,11 @@ class Call:
         tags = self.subject.tags
         if self.axis_is_columns():
             return Value(rows=self.subject.rows, tags=tags - {Tag.EVERY_COLUMN})
+        if self.subject.items is not None:
+            # The mean or sum of several models' predictions, row by row.
+            return elementwise(self.subject.items).tagged(Tag.BLENDED)
+        if tags & MADE and (self.keywords.get("axis", NOTHING).const == 0 or self.name == "sum"):
+            return Value(tags=tags | {Tag.BLENDED})
         about = {Tag.TARGET, Tag.TARGET_STATISTIC, Tag.EVERY_COLUMN} & tags
         mixed = frozenset({Tag.TARGET_STATISTIC}) if about - {Tag.EVERY_COLUMN} else frozenset()
         return Value(tags=mixed | {Tag.CONSTANT} | (tags & MADE))

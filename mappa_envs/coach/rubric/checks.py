@@ -1,7 +1,8 @@
 """Common mistakes with data, as findings on what a program was read to do.
 
 Each check is general: it names no fault kind and no task. A finding needs positive evidence; what the reader
-did not follow is no finding.
+did not follow is no finding. What is measured of the files, and a good outcome, overrule what was read here
+(`faults`, `evidence`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from mappa_envs.coach.rubric.values import OWN_CLASS, TEST, TRAIN, Facts, Fit, T
 
 GRAVE, SERIOUS, HARMFUL, SLIGHT = 0.9, 0.6, 0.4, 0.2
 """Severities: makes the result worthless; costs much of it; costs some; costs little, never blamed alone."""
+SUSPECTED = 0.25
+"""What an uncertain finding counts before the outcome is known, at the most: points, but no blame."""
+OTHER_SCALE = "the target on another scale"
+NO_MODEL, NOT_FITTED = "model.pkl holds", "the model is saved before it is fitted"
+"""The beginnings of what the inspector's look at a valid model.pkl refutes."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,12 +53,14 @@ class Finding:
     """One mistake. `path` is the file that carries it, "" for the action as a whole.
 
     `cells`: who predicts with that file gets cells of a wrong kind, so that the submission is invalid.
+    `certain` is False for what may do no harm, or be undone by a teammate: the outcome decides.
     """
 
     severity: float
     words: str
     path: str = ""
     cells: bool = False
+    certain: bool = True
 
 
 def check(reading: Reading, facts: Facts, model_kind: str = "") -> tuple[Finding, ...]:
@@ -112,7 +120,8 @@ def _features(path: str, table: Value) -> Iterator[Finding]:
     if Tag.CONSTANT in table.tags:
         yield finding(GRAVE, "has its features overwritten by one value")
     if Tag.SHIFTED in table.tags or any(Tag.SHIFTED in c.tags for c in columns):
-        yield finding(HARMFUL, "has values that belong to other rows")
+        # Of rows in the order of time that is a usual feature.
+        yield replace(finding(HARMFUL, "has values that belong to other rows"), certain=False)
     if any(c.rows and table.rows and c.rows != table.rows and c.root == table.root for c in columns):
         yield finding(HARMFUL, "has a column in another order of the rows")
 
@@ -129,31 +138,33 @@ def _tables_together(saved: dict[str, Value]) -> Iterator[Finding]:
 
 
 def _target(y: Value, facts: Facts) -> Iterator[Finding]:
-    for severity, words in _target_flaws(y, facts):
-        yield Finding(
-            severity=severity, words=f"y_train.pkl {words}", path="y_train.pkl", cells=Tag.CODES in y.tags
-        )
+    for flaw in _target_flaws(y, facts, "y_train.pkl"):
+        yield replace(flaw, path="y_train.pkl", cells=Tag.CODES in y.tags)
     if y.source.startswith("column ") and facts.targets and Tag.TARGET not in y.tags:
         yield Finding(
             severity=GRAVE, words="y_train.pkl is another column than the target", path="y_train.pkl"
         )
 
 
-def _target_flaws(y: Value, facts: Facts) -> Iterator[tuple[float, str]]:
+def _target_flaws(y: Value, facts: Facts, whose: str) -> Iterator[Finding]:
+    def flaw(severity: float, words: str, certain: bool = True) -> Finding:
+        return Finding(severity=severity, words=f"{whose} holds {words}", certain=certain)
+
     if Tag.RANDOM in y.tags:
-        yield GRAVE, "holds random values"
+        yield flaw(GRAVE, "random values")
     if Tag.CONSTANT in y.tags:
-        yield GRAVE, "holds one value in every row"
+        yield flaw(GRAVE, "one value in every row")
     if Tag.NEGATED in y.tags:
-        yield GRAVE, "holds the target turned around"
+        yield flaw(GRAVE, "the target turned around")
     if Tag.SHIFTED in y.tags:
-        yield GRAVE, "holds the target of other rows"
+        yield flaw(GRAVE, "the target of other rows")
     if y.tags & {Tag.LOG, Tag.SCALED}:
-        yield SERIOUS, "holds the target on another scale, which nobody undoes"
-    if Tag.CODES in y.tags:
-        yield SERIOUS, "holds codes in place of the target's own values"
+        yield flaw(SERIOUS, OTHER_SCALE, certain=False)
+    if Tag.CODES in y.tags and facts.family != "score":
+        # Whether scores are of 0 and 1 or of words makes no difference to them.
+        yield flaw(SERIOUS, "codes in place of the target's own values", certain=False)
     if facts.family == "number" and y.tags & {Tag.THRESHOLD, Tag.ROUNDED}:
-        yield SERIOUS, "holds the target coarsened"
+        yield flaw(SERIOUS, "the target coarsened")
 
 
 def _model(model: Value, reading: Reading, facts: Facts) -> Iterator[Finding]:
@@ -162,9 +173,9 @@ def _model(model: Value, reading: Reading, facts: Facts) -> Iterator[Finding]:
 
     if model.source in (OWN_CLASS, "dict") or model.items is not None:
         what = "an object of its own class" if model.source == OWN_CLASS else "a container, not a model"
-        yield finding(GRAVE, f"model.pkl holds {what}")
+        yield finding(GRAVE, f"{NO_MODEL} {what}")
     if model.estimator and model.fitted is None:
-        yield finding(GRAVE, "the model is saved before it is fitted")
+        yield finding(GRAVE, NOT_FITTED)
     if model.estimator.startswith("Dummy"):
         yield finding(GRAVE, "the model ignores the features")
     if model.estimator in ("KMeans", "IsolationForest"):
@@ -180,8 +191,7 @@ def _model(model: Value, reading: Reading, facts: Facts) -> Iterator[Finding]:
     if fits and model.estimator:
         y = fits[-1].y
         coded = y is not None and Tag.CODES in y.tags
-        for severity, words in _fit(fits[-1], facts):
-            yield replace(finding(severity, words), cells=coded)
+        yield from (replace(one, path="model.pkl", cells=coded) for one in _fit(fits[-1], facts))
 
 
 def _settings(model: Value) -> Iterator[str]:
@@ -194,24 +204,28 @@ def _settings(model: Value) -> Iterator[str]:
         yield "the model hardly learns with max_depth=1"
 
 
-def _fit(fit: Fit, facts: Facts) -> Iterator[tuple[float, str]]:
+def _fit(fit: Fit, facts: Facts) -> Iterator[Finding]:
     X, y = fit.X, fit.y
+
+    def grave(words: str) -> Finding:
+        return Finding(severity=GRAVE, words=f"the model is fitted {words}")
+
     if X.root == "test":
-        yield GRAVE, "the model is fitted on the rows of X_test.pkl"
+        yield grave("on the rows of X_test.pkl")
     if y is None:
         return
     if X.rows and y.rows and X.rows != y.rows:
-        yield GRAVE, "the model is fitted to targets of other rows"
+        yield grave("to targets of other rows")
     if Tag.TARGET in X.tags or any(Tag.TARGET in c.tags for c in X.columns.values()):
-        yield GRAVE, "the model is fitted with the target among the features"
+        yield grave("with the target among the features")
     if X.tags & {Tag.RANDOM, Tag.CONSTANT}:
-        yield GRAVE, "the model is fitted on features without content"
+        yield grave("on features without content")
     if y.source == "X_train.pkl" and Tag.TARGET not in y.tags:
-        yield GRAVE, "the model is fitted to a feature in place of the target"
+        yield grave("to a feature in place of the target")
     if fit.estimator.estimator != "TransformedTargetRegressor":
-        yield from ((severity, f"the model's target {words}") for severity, words in _target_flaws(y, facts))
+        yield from _target_flaws(y, facts, "the model's target")
     if X.rows and any(map(_leaves_few, X.rows)):
-        yield SERIOUS, "the model is fitted on a small part of the rows"
+        yield Finding(severity=SERIOUS, words="the model is fitted on a small part of the rows")
 
 
 def _leaves_few(step: str) -> bool:
@@ -261,7 +275,7 @@ def _guess(guess: Value, facts: Facts, model_kind: str) -> Iterator[tuple[float,
         yield GRAVE, "it predicts or submits with columns in another order"
     if Tag.LOG in tags:
         yield SERIOUS, "it submits predictions on another scale"
-    if Tag.CHANGED in tags:
+    if Tag.CHANGED in tags and facts.family != "score":
         yield SERIOUS, "it changes the predictions by a constant"
     if Tag.ROUNDED in tags and facts.family == "number":
         yield SLIGHT, "it rounds the predictions"

@@ -13,6 +13,7 @@ can do nothing yet finds a way up):
 | all files valid, ran                                            | 8      | 8–9          |
 | the same without a remark of the inspector                      | 9      | 8–9          |
 | a mistake of severity s in the files (`checks`)          | ≤ 9 − 6 s | 2–7       |
+| one that is uncertain, before the outcome                       | ≤ 7.5  | 2–7          |
 | needs a file that upstream owed: raised / ran                   | at least 3.5 / 4 | 3–5 |
 | the same, and nothing in it is its own fault                    | 4.4    | 3–5          |
 | its model fails only because X_test.pkl is not valid            | as if valid | own work |

@@ -2,13 +2,14 @@
 
 `print(42)` is a claim, and so is a literal that only takes a way round: through names, casts, texts, lists of
 literals or operations that leave it as it is (`42 + 0`). Of several numbers the last one counts. Arithmetic
-with a new result (`6 * 7`), loops, calls of functions and inputs compute. `41 + 1` cannot be told from
-arithmetic.
+with a new result (`6 * 7`), loops, branches that a computed condition decides, other bases, calls of
+functions and inputs compute. `41 + 1` cannot be told from arithmetic.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ class _Stop(Exception):
 
 
 _COMPUTED, _CLAIMED = _Computed(), _Claimed()
+_IN_LOOP, _DECIDED = 1, 2
+"""Where a statement stands: in a loop, or in a branch that a computed condition decides."""
 
 _CASTS = frozenset({
     "str", "int", "float", "repr", "complex", "round", "list", "tuple", "set", "sorted", "reversed", "iter",
@@ -45,6 +48,7 @@ _CASTS = frozenset({
     "Decimal", "floor", "ceil", "trunc", "array", "int64", "float64", "max", "min", "abs",
 })  # fmt: skip
 """Functions that hand on what they are given."""
+_READERS = frozenset({"eval", "literal_eval", "S", "sympify"})
 _TEXT_METHODS = frozenset(
     {"format", "join", "strip", "lstrip", "rstrip", "replace", "zfill", "lower", "upper"}
 )
@@ -88,47 +92,56 @@ class _Program:
         self.steps = 0
 
     def read(self, tree: ast.AST | None) -> None:
-        waiting: list[tuple[ast.AST | None, bool]] = [(tree, False)]
+        waiting: list[tuple[ast.AST | None, int]] = [(tree, 0)]
         while waiting:
-            node, in_loop = waiting.pop()
+            node, place = waiting.pop()
             if node is None:
                 continue
             self.spend()
-            in_loop = self._one(node, in_loop)
-            waiting.extend((child, in_loop) for child in reversed(list(ast.iter_child_nodes(node))))
+            place = self._one(node, place)
+            waiting.extend((child, place) for child in reversed(list(ast.iter_child_nodes(node))))
 
     def spend(self, steps: int = 1) -> None:
         self.steps += steps
         if self.steps > MAX_STEPS:
             raise _Stop
 
-    def _one(self, node: ast.AST, in_loop: bool) -> bool:
-        """Look at one node before its parts; whether these are in a loop."""
+    def _one(self, node: ast.AST, place: int) -> int:
+        """Look at one node before its parts; where these stand."""
+        in_loop = place > 0
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                self._bind(target, node.value, in_loop)
+                self._bind(target, node.value, place)
         elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
-            self._bind(node.target, node.value, in_loop)
+            self._bind(node.target, node.value, place)
         elif isinstance(node, ast.AugAssign):
             together = ast.BinOp(left=node.target, op=node.op, right=node.value)
-            self._bind(node.target, together, in_loop)
+            self._bind(node.target, together, place)
         elif isinstance(node, (ast.FunctionDef, ast.Lambda)):
             if isinstance(node, ast.FunctionDef):
                 self.functions[node.name] = node
             for parameter in node.args.args:
                 self.names[parameter.arg] = _COMPUTED
         elif isinstance(node, ast.For):
-            return self._loop(node) or in_loop
+            if not self._loop(node):
+                return place
+            self._forget(node)
+            return max(place, _IN_LOOP)
         elif isinstance(node, ast.While):
-            return True
+            self._forget(node)
+            return max(place, _IN_LOOP)
+        elif isinstance(node, ast.If):
+            return _DECIDED if self.fold(node.test, in_loop) is _COMPUTED else place
         elif _prints_a_value(node):
             self.computes = self._says(node.args, in_loop)
         elif isinstance(node, _LOOPS):
             rounds = [self._loop(part) for part in node.generators]
-            return any(rounds) or in_loop
+            return max(place, _IN_LOOP if any(rounds) else 0)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             self._filled(node.func.value, [self.fold(part, in_loop) for part in node.args])
-        return in_loop
+        elif place == _DECIDED and self.computes is None and getattr(node, "id", "") == "print":
+            self.computes = True  # "yes" or "no"
+        return place
 
     def _filled(self, owner: ast.expr, given: Sequence[Any]) -> None:
         """`found.append(value)`."""
@@ -137,9 +150,14 @@ class _Program:
 
     def _says(self, arguments: Sequence[ast.expr], in_loop: bool) -> bool:
         values = [self.fold(argument, in_loop) for argument in arguments]
-        # The number that stands last is what is taken for the result.
-        last_is_number = isinstance(values[-1], (int, float))
-        return not last_is_number and any(value is _COMPUTED for value in values)
+        # The number that stands last is what is taken for the result, but not what words lead up to.
+        while len(values) > 1 and isinstance(values[-1], (int, float)):
+            values.pop()
+            if isinstance(values[-1], str) and re.search("[A-Za-z]", values[-1]):
+                return _COMPUTED in values
+        return (
+            not isinstance(values[-1], (int, float)) and _COMPUTED in values and len(values) == len(arguments)
+        )
 
     def _loop(self, node: ast.For | ast.comprehension) -> bool:
         """Give the loop's names their values; whether it goes round more than once."""
@@ -150,10 +168,18 @@ class _Program:
         self._put(node.target, _COMPUTED if items is _COMPUTED else _CLAIMED)
         return True
 
-    def _bind(self, target: ast.expr, value: ast.expr, in_loop: bool) -> None:
+    def _forget(self, loop: ast.For | ast.While) -> None:
+        """A name that a loop gives values has another one with each round."""
+        for statement in loop.body:
+            for part in self._parts(statement, ast.Name):
+                if isinstance(part.ctx, ast.Store):
+                    self.names[part.id] = _COMPUTED
+
+    def _bind(self, target: ast.expr, value: ast.expr, place: int) -> None:
         if isinstance(value, ast.Lambda) and isinstance(target, ast.Name):
             self.functions[target.id] = value
-        self._put(target, self.fold(value, in_loop))
+        # What a computed condition decides is computed: it is one branch or the other.
+        self._put(target, _COMPUTED if place == _DECIDED else self.fold(value, place > 0))
 
     def _put(self, target: ast.expr, value: Any) -> None:
         self.spend()
@@ -202,10 +228,14 @@ class _Program:
             return _negated(node.op, of(node.operand))
         if isinstance(node, ast.Subscript):
             return _item(of(node.value), of(node.slice))
-        if isinstance(node, (ast.JoinedStr, ast.BoolOp, ast.Dict, ast.Slice)):
+        if isinstance(node, (ast.JoinedStr, ast.BoolOp, ast.Dict, ast.Slice, ast.IfExp, ast.Compare)):
             return _together([of(part) for part in parts])
-        if isinstance(node, ast.IfExp):
-            return _together([of(node.body), of(node.orelse)])
+        if (
+            isinstance(node, ast.FormattedValue)
+            and node.format_spec is not None
+            and _converts(node.format_spec)
+        ):
+            return _COMPUTED
         if isinstance(node, (ast.FormattedValue, ast.Starred, ast.Attribute, ast.NamedExpr)):
             return of(node.value)
         return _COMPUTED
@@ -224,16 +254,30 @@ class _Program:
         if isinstance(called, ast.Attribute):
             owner = self.fold(called.value, in_loop, depth + 1)
             if owner is not _COMPUTED and name in _TEXT_METHODS:
-                return _CLAIMED
+                return (
+                    _COMPUTED
+                    if isinstance(owner, str) and re.search(r":[^{}]*[boxXeE%]\}", owner)
+                    else _CLAIMED
+                )
         if name in ("sum", "prod") and len(given) == 1 and isinstance(given[0], tuple) and len(given[0]) == 1:
             return given[0][0]
         if name == "pow" and len(given) == 2:
             return _operated(ast.Pow(), *given)
-        if name not in _CASTS or not given:
+        if name not in _CASTS or not given or _changes(name, given):
             return _COMPUTED
+        if name in _READERS and isinstance(given[0], str):
+            return self._read(given[0][:1000].strip(), depth)
         if name in ("list", "tuple", "set", "sorted", "reversed", "iter"):
             return given[0]
         return _number(given[0]) if len(given) == 1 else _CLAIMED
+
+    def _read(self, text: str, depth: int) -> Any:
+        """What a text stands for as an expression."""
+        tree = parse(text)
+        match tree.body if tree is not None else ():
+            case [ast.Expr(value=expression)]:
+                return self.fold(expression, False, depth + 10)
+        return _CLAIMED
 
     def _own(self, function: ast.FunctionDef | ast.Lambda, given: Mapping[str, Any], depth: int) -> Any:
         """What the program's own function returns for these arguments."""
@@ -246,7 +290,10 @@ class _Program:
             if isinstance(function, ast.Lambda):
                 return self.fold(function.body, False, depth + 10)
             # Its other names were read with the parameters unknown.
+            tests = [self.fold(part.test, False, depth + 10) for part in self._parts(function, ast.If)]
             returned = [part.value for part in self._parts(function, ast.Return) if part.value is not None]
+            if len(returned) > 1 and _COMPUTED in tests:
+                return _COMPUTED
             return _together([self.fold(one, False, depth + 10) for one in returned])
         finally:
             self.names = outer
@@ -256,6 +303,25 @@ class _Program:
             self.spend()
             if isinstance(part, kind):
                 yield part
+
+
+def _changes(name: str, given: Sequence[Any]) -> bool:
+    """Whether such a function makes something new of these literals."""
+    first = given[0]
+    if len(given) == 2 and all(isinstance(value, int) for value in given):
+        return name in ("Fraction", "Rational") and math.gcd(*given) > 1
+    if len(given) == 2:
+        return name == "int" or (name == "format" and str(given[1]).endswith(tuple("boxXeE%")))
+    if not isinstance(first, tuple) or not all(isinstance(value, (int, float)) for value in first):
+        return False
+    is_chosen = name in ("max", "min") and len(set(first)) > 1
+    return is_chosen or (name == "sorted" and sorted(first) != list(first))
+
+
+def _converts(spec: ast.expr) -> bool:
+    """Whether a format writes a number in another base or form."""
+    parts = [part.value for part in ast.walk(spec) if isinstance(part, ast.Constant)]
+    return bool(parts) and str(parts[-1]).endswith(tuple("boxXeE%"))
 
 
 def _together(values: Sequence[Any]) -> Any:

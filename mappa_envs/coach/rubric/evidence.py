@@ -13,10 +13,10 @@ from functools import lru_cache
 
 from mappa_envs.actions import extract_code, leaves_block_open
 from mappa_envs.coach.base import CoachRequest
-from mappa_envs.coach.rubric.checks import GRAVE, SERIOUS, Finding
+from mappa_envs.coach.rubric.checks import GRAVE, SERIOUS, SUSPECTED, Finding
 from mappa_envs.coach.rubric.faults import facts_of, intended, mistakes, remarks_on
-from mappa_envs.coach.rubric.measured import CERTAIN, SUSPECTED, measured
-from mappa_envs.coach.rubric.outcomes import disappoints
+from mappa_envs.coach.rubric.measured import measured
+from mappa_envs.coach.rubric.outcomes import disappoints, is_good
 from mappa_envs.coach.rubric.reader import parse
 from mappa_envs.dsbench.inspector import CONSTANT
 from mappa_envs.types import Artifact, Role, Turn
@@ -103,7 +103,7 @@ def gather(request: CoachRequest) -> Evidence:
     if not found.blocked:
         return found
     intents = intended(turn, request.team, request.task)
-    return replace(found, intended=tuple(one for one in intents if one.severity >= SERIOUS))
+    return replace(found, intended=tuple(one for one in intents if one.certain and one.severity >= SERIOUS))
 
 
 def model_kind(request: CoachRequest) -> str:
@@ -207,8 +207,8 @@ def _wrote(request: CoachRequest, artifact: Artifact) -> bool:
 
 
 def _for_now(finding: Finding) -> Finding:
-    """A loss while nobody knows the outcome: it may not matter."""
-    return finding if finding.severity >= CERTAIN else replace(finding, severity=SUSPECTED)
+    """A mistake while nobody knows the outcome: it may not matter."""
+    return finding if finding.certain else replace(finding, severity=min(SUSPECTED, finding.severity))
 
 
 def _broken(request: CoachRequest, inputs: Sequence[Artifact]) -> tuple[Finding, ...]:
@@ -222,16 +222,21 @@ def _broken(request: CoachRequest, inputs: Sequence[Artifact]) -> tuple[Finding,
 
 
 def _own_mistakes(request: CoachRequest, inputs: Sequence[Artifact]) -> tuple[Finding, ...]:
-    made = mistakes(request.turn, request.role, request.team, request.task, model_kind(request))
+    task, outcome = request.task, request.outcome
+    read = mistakes(request.turn, request.role, request.team, task, request.after, model_kind(request))
     own = [a for path in request.role.required if _wrote(request, a := state(request, path))]
-    remarks = [r for a in own for r in remarks_on(a, request.task)]
-    # A good result proves that what was lost on the way did not matter.
-    if request.outcome is None or disappoints(request.outcome):
-        paths = {a.path for a in own}
-        seen = [one for one in measured(request.after, facts_of(request.task).family) if one.path in paths]
-        remarks += seen if request.outcome is not None else [_for_now(one) for one in seen]
-    useless = any(r.severity >= GRAVE for a in inputs for r in remarks_on(a, request.task))
+    paths = {a.path for a in own}
+    remarks = [r for a in own for r in remarks_on(a, task, request.after)]
+    useless = any(r.severity >= GRAVE for a in inputs for r in remarks_on(a, task, request.before))
     if useless or any(a.status == "invalid" for a in inputs):
         # No model can tell rows apart by features, or for a target, that do not vary.
         remarks = [r for r in remarks if CONSTANT not in r.words]
-    return tuple(dict.fromkeys((*made, *remarks)))
+    found = dict.fromkeys((*read, *remarks))
+    seen = [one for one in measured(request.after, facts_of(task).family) if one.path in paths]
+    if outcome is None:
+        return tuple(dict.fromkeys(map(_for_now, (*found, *seen))))
+    if disappoints(outcome):
+        return tuple(dict.fromkeys((*found, *seen)))
+    # A good result proves that what was lost on the way did not matter, and that the code was misread.
+    misread = {one for one in read if one.path in paths} if is_good(outcome) else set()
+    return tuple(one for one in found if one.certain and one not in misread)

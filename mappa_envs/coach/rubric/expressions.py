@@ -23,6 +23,9 @@ from mappa_envs.coach.rubric.vocabulary import MADE
 if TYPE_CHECKING:
     from mappa_envs.coach.rubric.reader import Reader
 
+TINY = 1e-3
+"""A summand, or what a factor differs from 1, that changes no prediction to speak of."""
+
 
 def evaluate(reader: Reader, node: ast.expr) -> Value:
     handler: Callable[[Reader, Any], Value] | None = _HANDLERS.get(type(node))
@@ -63,7 +66,7 @@ def _attribute(reader: Reader, node: ast.Attribute) -> Value:
     if node.attr == "codes":
         return base.tagged(Tag.CODES)
     if node.attr == "columns":
-        return Value(source="columns")
+        return Value(source="columns", tags=base.tags & {Tag.COLUMNS_MOVED})
     if node.attr == "index":
         return Value(rows=base.rows, tags=frozenset({Tag.INDEX}))
     if node.attr == "shape":
@@ -110,13 +113,16 @@ def _subscript(reader: Reader, node: ast.Subscript) -> Value:
         return Value(tags=base.tags | {Tag.CONSTANT}) if is_element else NOTHING
     if by_place or _picks_rows(value):
         return _rows(reader, base, key)
+    is_container = base.items is not None or isinstance(base.const, (list, tuple)) or base.source == "dict"
+    if is_container and not value.is_const:
+        return NOTHING
+    if value.tags & {Tag.INDEX, Tag.THRESHOLD, Tag.CONSTANT}:
+        return base.on(None)  # of a statistic: names of columns, or of rows
     return _columns(reader, base, key)
 
 
 def _picks_rows(value: Value) -> bool:
-    return value.rows is not None or bool(
-        value.tags & {Tag.ORDER, Tag.INDEX, Tag.THRESHOLD, Tag.CONSTANT, Tag.RANDOM}
-    )
+    return value.rows is not None or bool(value.tags & {Tag.ORDER, Tag.RANDOM})
 
 
 def _rows(reader: Reader, base: Value, key: ast.expr) -> Value:
@@ -168,8 +174,8 @@ def _columns(reader: Reader, base: Value, key: ast.expr) -> Value:
             kept = kept.tagged(Tag.TARGET)
         put = {k: base.columns[k] for k in names if k in base.columns}
         return replace(kept, columns=put)
-    if value.source == "columns" and Tag.COLUMNS_MOVED in value.tags:
-        return kept.tagged(Tag.COLUMNS_MOVED)
+    if value.source == "columns":
+        return kept.without(Tag.COLUMNS_MOVED).tagged(*value.tags & {Tag.COLUMNS_MOVED})
     return kept
 
 
@@ -179,25 +185,40 @@ def _binary(reader: Reader, node: ast.BinOp) -> Value:
         return NOTHING  # a number; which one does not matter
     if isinstance(node.op, ast.Mult) and (left.items or isinstance(left.const, list)):
         return Value(tags=all_tags([left]) | {Tag.CONSTANT})  # [value] * count
+    turned = isinstance(node.op, (ast.Sub, ast.Div)) and left.is_const
+    is_product = isinstance(node.op, (ast.Mult, ast.Div))
+    if isinstance(node.op, ast.Div) and not left.is_const:
+        right = right.without(Tag.NEGATED)  # p / (1 - p) grows with p
     value = elementwise([left, right])
-    if isinstance(node.op, ast.Sub) and left.is_const:
-        value = value.tagged(Tag.NEGATED)
-    if isinstance(node.op, ast.Mult) and 0 in (_number(left), _number(right)):
-        value = value.tagged(Tag.CONSTANT)
-    elif (left.is_const or right.is_const) and value.tags & MADE and Tag.NEGATED not in value.tags:
+    if turned != (is_product and min(_number(left, 1), _number(right, 1)) < 0):
+        value = _turned(value)
+    if isinstance(node.op, ast.Mult) and 0 in (_number(left, 1), _number(right, 1)):
+        return value.tagged(Tag.CONSTANT)
+    if not value.tags & MADE:
+        return value
+    if not left.is_const and not right.is_const:
+        # Sums of parts: which constants fit is not known.
+        return value.without(Tag.CHANGED).tagged(Tag.BLENDED) if isinstance(node.op, ast.Add) else value
+    tiny = abs(_number(left, _number(right, 1)) - is_product) < TINY
+    if not tiny and not turned and not value.tags & {Tag.NEGATED, Tag.BLENDED}:
         value = value.tagged(Tag.CHANGED)
     return value
 
 
-def _number(value: Value) -> Any:
-    return value.const if isinstance(value.const, (int, float)) else None
+def _number(value: Value, other: float) -> Any:
+    return value.const if isinstance(value.const, (int, float)) else other
+
+
+def _turned(value: Value) -> Value:
+    """Turned around; twice is as before."""
+    return value.without(Tag.NEGATED) if Tag.NEGATED in value.tags else value.tagged(Tag.NEGATED)
 
 
 def _unary(reader: Reader, node: ast.UnaryOp) -> Value:
     value = reader.value(node.operand)
     if isinstance(value.const, (int, float)) and isinstance(node.op, ast.USub):
         return of_const(-value.const)
-    return value.tagged(Tag.NEGATED) if isinstance(node.op, (ast.USub, ast.Invert)) else value
+    return _turned(value) if isinstance(node.op, (ast.USub, ast.Invert)) else value
 
 
 def _compare(reader: Reader, node: ast.Compare) -> Value:

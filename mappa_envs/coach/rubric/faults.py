@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from mappa_envs.actions import extract_code
-from mappa_envs.coach.rubric.checks import GRAVE, HARMFUL, SERIOUS, SLIGHT, Finding, check
+from mappa_envs.coach.rubric.checks import (
+    GRAVE,
+    HARMFUL,
+    NO_MODEL,
+    NOT_FITTED,
+    SERIOUS,
+    SLIGHT,
+    Finding,
+    check,
+)
 from mappa_envs.coach.rubric.loads import doomed
+from mappa_envs.coach.rubric.measured import proven
 from mappa_envs.coach.rubric.reader import Reading, read
 from mappa_envs.coach.rubric.values import Facts, Tag
 from mappa_envs.dsbench import metrics
@@ -21,10 +31,12 @@ from mappa_envs.types import Artifact, Role, Task, Turn
 BLAMED = 0.3
 """A mistake of at least this severity is blamed."""
 
+NO_CHANCES = "has no predict_proba"
+"""Of a model for scores. An analyst can do without: by `decision_function`, or if it is a regressor."""
 _REMARKS: tuple[tuple[str, float], ...] = (
     (CONSTANT, GRAVE),
     ("none of its columns varies", GRAVE),
-    ("has no predict_proba", SERIOUS),
+    (NO_CHANCES, SERIOUS),
     ("columns, the task has", SERIOUS),
     ("of its cells are missing", HARMFUL),
     ("keeps the id column", HARMFUL),
@@ -52,10 +64,19 @@ def facts_of(task: Task) -> Facts:
 
 
 def mistakes(
-    turn: Turn, role: Role, team: Sequence[Role], task: Task, model_kind: str = ""
+    turn: Turn,
+    role: Role,
+    team: Sequence[Role],
+    task: Task,
+    files: Mapping[str, Artifact],
+    model_kind: str = "",
 ) -> tuple[Finding, ...]:
-    """What the turn's code and file trail show, worst first. `remarks_on` has what the files show."""
-    found = [*_read(turn, task, model_kind), *_trail(turn, role, team, task)]
+    """What the turn's code and file trail show, worst first. `remarks_on` has what the files show.
+
+    What was read in code gives way to what inspection and measurement show of `files` as they are.
+    """
+    read_of = [one for one in _read(turn, task, model_kind) if not _refuted(one, task, files)]
+    found = [*read_of, *_trail(turn, role, team, task)]
     return tuple(sorted(dict.fromkeys(found), key=lambda one: -one.severity))
 
 
@@ -68,6 +89,12 @@ def _read(turn: Turn, task: Task, model_kind: str) -> list[Finding]:
         return list(found)
     written = {file.path for file in turn.tool.files}
     return [one for one in found if one.path in written]
+
+
+def _refuted(finding: Finding, task: Task, files: Mapping[str, Artifact]) -> bool:
+    if finding.words.startswith((NO_MODEL, NOT_FITTED)):
+        return finding.path in files and files[finding.path].status == "valid"
+    return not finding.cells and finding.path in proven(files, facts_of(task).family)
 
 
 def intended(turn: Turn, team: Sequence[Role], task: Task) -> tuple[Finding, ...]:
@@ -117,12 +144,17 @@ def _trail(turn: Turn, role: Role, team: Sequence[Role], task: Task) -> list[Fin
     return found
 
 
-def remarks_on(artifact: Artifact, task: Task) -> list[Finding]:
-    """What is wrong with a valid file."""
+def remarks_on(artifact: Artifact, task: Task, files: Mapping[str, Artifact]) -> list[Finding]:
+    """What is wrong with a valid file, one of `files`."""
     if artifact.status != "valid":
         return []
     found = [
-        Finding(severity=severity, words=f"{artifact.path}: {artifact.problem}", path=artifact.path)
+        Finding(
+            severity=severity,
+            words=f"{artifact.path}: {artifact.problem}",
+            path=artifact.path,
+            certain=words != NO_CHANCES,
+        )
         for words, severity in _REMARKS
         if words in artifact.problem and not (words == CONSTANT and _fits(artifact))
     ]
@@ -132,7 +164,8 @@ def remarks_on(artifact: Artifact, task: Task) -> list[Finding]:
         severity = SLIGHT if share >= _NEAR_ENOUGH else SERIOUS
         words = f"{artifact.path} has {share:.0%} of the training rows"
         found.append(Finding(severity=severity, words=words, path=artifact.path))
-    return found + _width(artifact, task)
+    is_narrow = artifact.path not in proven(files, facts_of(task).family) and _width(artifact, task)
+    return [*found, *(is_narrow or ())]
 
 
 def _fits(model: Artifact) -> bool:
@@ -149,7 +182,7 @@ def _width(artifact: Artifact, task: Task) -> list[Finding]:
     if num_kept >= num_given * _FEW_COLUMNS:
         return []
     words = f"X_train.pkl has {num_kept} columns, test.csv has {num_given} besides the id"
-    return [Finding(severity=SERIOUS, words=words, path=artifact.path)]
+    return [Finding(severity=SERIOUS, words=words, path=artifact.path, certain=False)]
 
 
 @lru_cache(maxsize=256)

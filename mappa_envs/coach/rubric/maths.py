@@ -9,16 +9,18 @@ speaks of programs computes, any other one writes text. The paper has no bands h
 | computes | no program / a program outside a block                                | 1.5 / 2 |
 |          | it raised or hit a limit                                              | 3      |
 |          | it prints a literal / it prints nothing                               | 3.5 / 4.5 |
-|          | it takes another number than the problem gives                        | 4      |
+|          | it prints again what was computed before                              | 7      |
 |          | it computes and prints / and refutes a stated value                   | 8 / 8.5 |
-|          | hand-over: names the printed value / none / another                   | 8.5 / 6.5 / 3 |
-| text     | repeats the problem / takes a wrong number / a bare guess             | 2.5 / 3 / 4 |
-|          | uses none / some / most of the given numbers (the first role only)    | 4.5 / 6.5 / 8 |
+|          | hand-over: names a printed value / none / another                     | 8.5 / 7 / 3 |
+| text     | repeats the problem / a bare guess (the first role only)              | 2.5 / 4 |
+|          | has neither numbers nor words of the problem (the first role only)    | 4.5    |
+|          | has none / some / most of its numbers (the first role only)           | 7 / 7.5 / 8 |
 |          | says that it cannot be done, and states nothing                       | 4      |
 | last     | no box, though a computed value was shown / though nothing was        | 2.5 / 4 |
 |          | several answers / another value than was computed                     | 3.5 / 3.5 |
+|          | another value beside the computed one, which it names                 | 7      |
 |          | an answer that nobody computed                                        | 5.5    |
-|          | the computed value / not in a box                                     | 8.5 / 7.5 |
+|          | the computed value / not in a box, or a formula that may be it        | 8.5 / 7.5 |
 | last, outcome known | right / wrong, by its own doing / wrong, handed down       | 10 / ≤ 2.5 / ≤ 5 |
 
 −½ for an open fence. What upstream handed down wrongly costs no innocent more than a point.
@@ -36,22 +38,24 @@ from mappa_envs.coach.rubric.maths_corrections import correction
 from mappa_envs.coach.rubric.maths_deviations import departs, is_contradicted, replaces_a_number
 from mappa_envs.coach.rubric.maths_facts import (
     Facts,
-    agree,
     asks_for_code,
     declines,
     echoes,
     facts_of,
-    has_many_answers,
     looks_like_code,
     numbers_of,
+    shares_words,
 )
+from mappa_envs.coach.rubric.maths_team import Team, misreports
 from mappa_envs.coach.rubric.maths_truth import (
     claims_wrongly,
     computes_wrongly,
     mended_caps,
     mends_itself,
     self_mended_caps,
+    shows_the_answer,
 )
+from mappa_envs.coach.rubric.maths_values import agree, hedges, number_of
 from mappa_envs.types import CoachScore
 
 REFUTED = 4.0
@@ -74,64 +78,6 @@ def verdict(
     """A verdict that blames these agents in equal parts."""
     agents = dict.fromkeys(guilty)
     return Verdict(points=points, reason=reason, blame={a: 1 / len(agents) for a in agents}, caps=caps or {})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Team:
-    """The acting turn `own`, and the turns `past` before it, as facts."""
-
-    request: CoachRequest
-    own: Facts
-    past: tuple[Facts, ...]
-
-    @property
-    def me(self) -> str:
-        return self.request.role.name
-
-    @property
-    def is_last(self) -> bool:
-        return self.request.role == self.request.team[-1]
-
-    @property
-    def runs(self) -> tuple[Facts, ...]:
-        """The earlier turns with a program."""
-        return tuple(one for one in self.past if one.turn.tool is not None)
-
-    @property
-    def computed(self) -> Facts | None:
-        """The last earlier turn whose program computed a value and printed it."""
-        return next((one for one in reversed(self.past) if one.computed), None)
-
-    @property
-    def handed(self) -> Facts | None:
-        """The message of the last role before this one that was to compute."""
-        coders = {role.name for role in self.request.team if asks_for_code(role)}
-        return next(
-            (one for one in reversed(self.past) if one.turn.agent in coders and one.turn.agent != self.me),
-            None,
-        )
-
-    @property
-    def shown(self) -> str | None:
-        """The value that reached this role: of the last program's output, else what its maker then named."""
-        handed = self.handed
-        if handed is None:
-            return self.computed.printed if self.computed else None
-        return handed.printed if handed.turn.tool is not None else handed.stated
-
-    @property
-    def coder(self) -> str | None:
-        return next((role.name for role in self.request.team if asks_for_code(role)), None)
-
-    def origin(self, answer: str | None) -> Facts | None:
-        """The first turn that stated or computed this value."""
-        return next(
-            (one for one in self.past if agree(answer, one.stated) or agree(answer, one.printed)), None
-        )
-
-    def misreader(self) -> Facts | None:
-        """The first turn that took a wrong number from the problem."""
-        return next((one for one in self.past if one.slips), None)
 
 
 def judge(request: CoachRequest) -> CoachScore:
@@ -186,13 +132,15 @@ def _program(team: Team) -> Verdict:
     if own.printed is None:
         return verdict(4.5, "the program ran to its end and printed nothing", me)
     if not own.computed:
-        before = next((one for one in reversed(team.runs) if one.computed), None)
-        if before is not None and not agree(own.printed, before.printed):
+        before = team.computed
+        if before is not None and not before.shows(own.printed):
             return verdict(3.0, "the program prints a literal in place of the value that was computed", me)
+        if before is not None:
+            return verdict(7.0, "the program prints again what was computed before")
         return verdict(3.5, "the program prints a literal: that is a claim, nothing is computed", me)
-    if own.slips:
-        return _wrong_number(team)
-    claims = [one for one in team.past if one.turn.agent != me and _is_refuted(one, own)]
+    claims = [
+        one for one in team.past if one.turn.agent != me and one.turn.tool is None and own.refutes(one.stated)
+    ]
     if claims:
         first = claims[0]
         caps = {
@@ -204,68 +152,48 @@ def _program(team: Team) -> Verdict:
     return verdict(8.0, "the program computes and prints a value")
 
 
-def _is_refuted(claim: Facts, run: Facts) -> bool:
-    return claim.turn.tool is None and claim.stated is not None and not agree(claim.stated, run.printed)
-
-
-def _wrong_number(team: Team) -> Verdict:
-    taken, given = team.own.slips[0]
-    words = f"the program computes with {taken}, the problem says {given}"
-    source = next((one for one in team.past if (taken, given) in one.slips), None)
-    if source is None or source.turn.agent == team.me:
-        return verdict(4.0, words, team.me)
-    caps = {source.turn.index: (GUILTY, f"it handed on {taken} for {given}")}
-    return verdict(7.0, f"{words}, as {source.turn.agent} did", source.turn.agent, caps=caps)
-
-
 # A message without a program.
 
 
 def _handed_over(team: Team) -> Verdict:
     own, me = team.own, team.me
-    mine = [one for one in team.runs if one.turn.agent == me]
+    mine = [one for one in team.past if one.turn.agent == me and one.turn.tool is not None]
     if not mine:
         if looks_like_code(own.prose):
             return verdict(2.0, "a program outside a python block, which nothing runs", me)
         return verdict(1.5, "no program, though this role is to compute", me)
-    last = mine[-1]
-    if not last.computed:
+    last, run = mine[-1], next((one for one in reversed(mine) if one.computed), None)
+    if run is None or not (last is run or run.shows(last.printed)):
         return verdict(2.5, "a hand-over without a computed value", me)
-    if own.stated is None:
-        named = last.printed is not None and bool(numbers_of(last.printed) & numbers_of(own.prose))
-        return verdict(8.5 if named else 6.5, "a hand-over after a program that computed a value")
-    if agree(own.stated, last.printed):
+    if misreports(own, run):
+        return verdict(3.0, "it hands over another value than its program printed", me)
+    if own.mentions(run) and not run.refutes(own.stated):
         return verdict(8.5, "it hands over the value that its program printed")
-    return verdict(3.0, "it hands over another value than its program printed", me)
+    return verdict(7.0, "a hand-over after a program that computed a value")
 
 
 def _text(team: Team) -> Verdict:
     own, me, problem = team.own, team.me, team.request.task.prompt
-    given = {one for one in numbers_of(problem) if one > 1}
-    is_first = not team.past
-    if is_first and len(team.request.team) > 1:
-        if echoes(own.prose, problem):
-            return verdict(2.5, "it repeats the problem and adds nothing", me)
-        if own.slips:
-            taken, true = own.slips[0]
-            return verdict(3.0, f"it takes {taken} where the problem says {true}", me)
-        if own.stated is None and declines(own.prose):
-            return verdict(4.0, "it says that it cannot be done, and gives no step", me)
-        if own.boxed is not None and len(own.prose) < 120 and "=" not in own.prose:
-            return verdict(4.0, "a guess without a step towards it", me)
-        if given:
-            return _use_of_numbers(own, given, me)
+    is_first = not team.past and len(team.request.team) > 1
+    if is_first and echoes(own.prose, problem):
+        return verdict(2.5, "it repeats the problem and adds nothing", me)
     if own.stated is None and declines(own.prose):
         return verdict(4.0, "it says that it cannot be done, and gives no step", me)
-    points = 6.5 if len(own.prose) >= 15 else 5.0
-    return verdict(points, "a message without code")
+    if is_first:
+        is_answer = own.boxed is not None and ("boxed" in own.turn.action or number_of(own.boxed) is not None)
+        if is_answer and len(own.prose) < 120 and "=" not in own.prose:
+            return verdict(4.0, "a guess without a step towards it", me)
+        if given := {one for one in numbers_of(problem) if one > 1}:
+            return _use_of_numbers(own, given, team)
+    return verdict(7.0 if len(own.prose) >= 15 else 5.0, "a message without code")
 
 
-def _use_of_numbers(own: Facts, given: set[int], me: str) -> Verdict:
+def _use_of_numbers(own: Facts, given: set[int], team: Team) -> Verdict:
     share = len(given & numbers_of(own.prose)) / len(given)
-    if not share and own.stated is None:
-        return verdict(4.5, "it works with none of the given numbers", me)
-    return verdict(6.5 + 1.5 * (share >= 0.5), f"it works with {share:.0%} of the given numbers")
+    if not share and own.named is None and not shares_words(own.prose, team.request.task.prompt):
+        return verdict(4.5, "it speaks neither of the given numbers nor of what is asked", team.me)
+    points = 7.0 + 0.5 * (share > 0) + 0.5 * (share >= 0.5)
+    return verdict(points, f"it works with {share:.0%} of the given numbers")
 
 
 # The answer.
@@ -273,37 +201,37 @@ def _use_of_numbers(own: Facts, given: set[int], me: str) -> Verdict:
 
 def _answer(team: Team) -> Verdict:
     own, me, shown = team.own, team.me, team.shown
-    handed, computed = team.handed, team.computed
-    misreported = (
-        handed is not None and handed.turn.tool is None and computed is not None
-        and computed.turn.agent == handed.turn.agent and handed.stated is not None
-        and not agree(handed.stated, computed.printed)
-    )  # fmt: skip
-    upstream = team.coder if team.coder not in (None, me) and (misreported or not _is_sound(team)) else None
+    is_sound = _is_sound(team) and not team.misreports
+    upstream = team.coder if team.coder not in (None, me) and not is_sound else None
     if own.boxed is None:
         if shown is None and upstream is not None:
             tried = (me,) if "\\boxed" in own.turn.action else ()
             return verdict(4.0, "no answer, since nothing was computed upstream", upstream, *tried)
         return verdict(2.5, r"it gives no answer in \boxed{}", me)
-    if has_many_answers(own.boxed) and not (shown is not None and has_many_answers(shown)):
+    run = team.computed
+    if hedges(own.boxed, run.output if run else None):
         return verdict(3.5, "it boxes several answers", me)
-    if shown is not None and not agree(own.boxed, shown):
-        if misreported and computed is not None and agree(own.boxed, computed.printed):
+    if team.contradicts(own.boxed):
+        if run is not None and run.shows(own.boxed):
             return verdict(
                 9.0, "it boxes what was computed, against the message handed over", *_some(upstream)
             )
+        if run is not None and own.mentions(run):
+            return verdict(7.0, "it boxes a value of its own, and names the computed one")
         return verdict(3.5, "it boxes another value than the one that was computed and handed over", me)
     if upstream is not None:
         words = "it boxes what was handed over, which nobody computed"
         return verdict(7.5 if shown is not None else 5.5, words, upstream)
-    misreader = team.misreader()
-    if misreader is not None:
-        return verdict(7.5, "it boxes a value computed from a wrong number", misreader.turn.agent)
     if shown is None:
         return verdict(5.5, "it boxes a value that nobody computed")
-    in_box = "boxed" in own.turn.action or "fbox" in own.turn.action
-    words = "it boxes the computed value" if in_box else "it gives the computed value, but in no box"
-    return verdict(8.5 if in_box else 7.5, words)
+    if "boxed" not in own.turn.action and "fbox" not in own.turn.action:
+        return verdict(7.5, "it gives the computed value, but in no box")
+    is_it = agree(own.boxed, shown) or (run is not None and run.shows(own.boxed))
+    return (
+        verdict(8.5, "it boxes the computed value")
+        if is_it
+        else verdict(7.5, "it boxes what may be the computed value")
+    )
 
 
 def _is_sound(team: Team) -> bool:
@@ -312,7 +240,7 @@ def _is_sound(team: Team) -> bool:
     if handed is None:
         return True
     if handed.turn.tool is not None:
-        return handed.computed
+        return handed.computed or (computed is not None and computed.shows(handed.printed))
     return computed is not None and computed.turn.agent == handed.turn.agent
 
 
@@ -339,7 +267,7 @@ def _with_outcome(team: Team, found: Verdict) -> Verdict:
     caps = {
         one.turn.index: (GUILTY, "the final answer goes back to it, and is wrong")
         for one in team.past
-        if one.turn.agent in guilty and (one.slips or one.stated or one.printed or one.turn.tool is None)
+        if one.turn.agent in guilty and (one.printed or one.turn.tool is None)
     }
     return verdict(min(found.points, 5.0), reason, *guilty, caps={**mended, **found.caps, **caps})
 
@@ -351,8 +279,8 @@ def _guilty(team: Team, found: Verdict, answer: str | None) -> Sequence[str]:
         is_guess = answer is not None and team.shown is None and team.origin(answer) is None
         return (*found.blame, *([team.me] if is_guess and team.is_last else []))
     first = team.origin(answer)
-    if first is None:
-        return ()
+    if first is None or shows_the_answer(team.request, first):
+        return ()  # it is the acting role's own
     return (first.turn.agent if (planner := _misleader(team, first)) is None else planner.turn.agent,)
 
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from mappa_envs.actions import extract_code
 from mappa_envs.coach.base import CoachRequest
 from mappa_envs.coach.rubric.corrections import closed_fence
-from mappa_envs.coach.rubric.maths_facts import Facts, agree, asks_for_code, looks_like_code
+from mappa_envs.coach.rubric.maths_facts import Facts, asks_for_code, looks_like_code
+from mappa_envs.coach.rubric.maths_values import agree
 from mappa_envs.coach.rubric.reader import parse
 from mappa_envs.errors import ConfigError
 from mappa_envs.mathchat.latex import find_answer

@@ -59,7 +59,8 @@ def replaces_a_number(plan: Facts, program: Facts | None, problem: str) -> str:
     foreign = {value for _, value in listed if value not in given}
     used = Counter(_NUMBER.findall(code or plan.prose))
     if len(listed) > 1 and len(foreign) == 1 and foreign <= used.keys():
-        lacking = [value for value in Counter(given) - used if int(value) > 1]
+        # A 2 that stands once more in the problem may be an exponent.
+        lacking = [one for one in Counter(given) - used if int(one) > (2 if one in used else 1)]
         return f"its plan has {', '.join(foreign)} in place of one of {_some(lacking)}" if lacking else ""
     values = [value for _, value in listed]
     if program is None or foreign or not set(listed) <= set(_ASSIGNED.findall(code)):

@@ -15,33 +15,44 @@ from dataclasses import dataclass
 from mappa_envs.actions import extract_code, handover_text
 from mappa_envs.coach.rubric.computing import computes
 from mappa_envs.coach.rubric.injection import without_address
+from mappa_envs.coach.rubric.maths_values import NUMBER, Output, numbers_in, output_of
 from mappa_envs.coach.rubric.reader import parse
-from mappa_envs.mathchat.equivalence import same
 from mappa_envs.mathchat.latex import find_answer
 from mappa_envs.types import Role, Turn
 
-NEAR = 3
-"""A number that is off by at most this from a given one is taken for a slip."""
 MAX_CHARS = 100_000
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
-_BARE = re.compile(r"\s*(?:[A-Za-z][\w ]{0,30}[:=]\s*)?(-?\d[\d,]{0,400}(?:\.\d+)?(?:/\d+)?)\.?\s*")
-_STATED = re.compile(
+_NAMED = re.compile(
     r"\b(?:gets?|got|obtains?|gives?|equals|(?:result|total|sum|value|count|number|area) (?:is|are)|result:"
     r"|comes to|prints?|printed|output(?: is)?|therefore|hence|so)(?![\w(])[^\n\d]{0,25}?"
-    r"(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)(?![\w^])",
+    rf"({NUMBER})(?![\w^])",
     re.IGNORECASE,
 )
-_ASSIGNED = re.compile(r"(?<![\w.])[A-Za-z]\w{0,12}\s*=\s*(-?\d+)(?![\d.\w])")
+_CLAIMED = re.compile(
+    r"(?:\b(?:one|we|i|you) (?:get|obtain|have|find)s?"
+    r"|\b(?:answer|result|output|final value|(?:so|thus|hence|therefore),? the (?:total|value|number|sum)))"
+    rf"(?: is| are|:| =| equals)? \$?({NUMBER})\$?\W*\Z",
+    re.IGNORECASE,
+)
+"""At the end of a message: what comes after an intermediate value says what to do with it."""
+_REQUEST = re.compile(
+    r"\s*(?:please )?(?:(?:compute|check|confirm|verify|run)\b.{0,15}\b(?:it|this|that|answer|result)"
+    r"|no need|nothing)\b[^.!\n\d]*[.!]?\s*\Z",
+    re.IGNORECASE,
+)  # fmt: skip
 _CODE_LINE = re.compile(
     r"^[ \t]*(?:def \w+\(|import \w+|from \w+ import|print\(|for \w+ in |return )", re.MULTILINE
 )
 _DECLINES = re.compile(
-    r"\b(?:has no (?:solution|answer)|(?:can(?:not|'t)|unable to|impossible to|don't know how to"
+    r"\b(?:(?:problem|this) has no (?:solution|answer)"
+    r"|(?:can(?:not|'t)|unable to|impossible to|don't know how to"
     r"|do not know how to) (?:be )?(?:solved?|answer(?:ed)?|determined?|help|plan)"
     r"|not enough information|(?:need|give me) more information)\b",
     re.IGNORECASE,
 )
+_ANY = frozenset({"value", "numbe", "probl", "integ", "there", "their", "which", "first"})
+"""How words of any problem begin."""
 _FENCED = re.compile(r"`{3,}.*?(?:`{3,}|\Z)", re.DOTALL)
 
 
@@ -50,42 +61,57 @@ class Facts:
     """One turn.
 
     `prose` is the message without reasoning and code. `boxed` is the answer as the grader reads it, `stated`
-    that or another value that the message names as a result. `printed` is the value that its program printed,
-    `computed` whether the program computed it. `slips` are the numbers that it takes for others of the
-    problem.
+    that or another value that the message ends with as its result, `named` any value that it mentions last as
+    the outcome of something. `output` is what its program printed, `computed` whether the program computed
+    the last of that.
     """
 
     turn: Turn
     prose: str
     boxed: str | None
     stated: str | None
-    printed: str | None
+    named: str | None
+    output: Output | None
     computed: bool
-    slips: tuple[tuple[int, int], ...]
     rambles: bool
+
+    @property
+    def printed(self) -> str | None:
+        """The likely result of its program."""
+        return self.output.result if self.output else None
+
+    def shows(self, answer: str | None) -> bool:
+        """Whether its program printed this value, among others maybe."""
+        return self.output is not None and self.output.shows(answer)
+
+    def refutes(self, answer: str | None) -> bool:
+        """Whether its program printed another value, for certain."""
+        return self.output is not None and self.output.refutes(answer)
+
+    def mentions(self, run: Facts) -> bool:
+        """Whether the message has a value of that program's output in it."""
+        if run.output is None:
+            return False
+        is_line = any(re.search(r"[A-Za-z,(]", one) and one in self.prose for one in run.output.values[:40])
+        return is_line or any(map(run.output.shows, numbers_in(self.prose)))
 
 
 def facts_of(turn: Turn, problem: str) -> Facts:
     """Read the turn."""
     text = handover_text(turn.action)[:MAX_CHARS]
     blocks, prose = extract_code(turn.action), without_address(_FENCED.sub(" ", text)).strip()
-    boxed = find_answer(turn.action)
-    printed = _printed(turn)
+    boxed, is_code = find_answer(turn.action), looks_like_code(prose)
+    output = output_of(turn.tool.stdout) if turn.tool is not None and turn.tool.ok else None
     return Facts(
         turn=turn,
         prose=prose,
         boxed=boxed,
-        stated=boxed or (None if looks_like_code(prose) else _stated(prose)),
-        printed=printed,
-        computed=printed is not None and computes(blocks) and not _holds(blocks, printed, problem),
-        slips=_slips(text, blocks, problem),
+        stated=boxed or (None if is_code else _claimed(prose)),
+        named=boxed or (None if is_code else _named(prose)),
+        output=output,
+        computed=output is not None and computes(blocks) and not _holds_all(blocks, output, problem),
         rambles=rambles(text),
     )
-
-
-def agree(first: str | None, second: str | None) -> bool:
-    """Whether both are there and the same, by the exact rules alone."""
-    return first is not None and second is not None and same(first[:2000], second[:2000], lambda *_: False)
 
 
 def asks_for_code(role: Role) -> bool:
@@ -103,11 +129,6 @@ def numbers_of(text: str) -> frozenset[int]:
     return frozenset(abs(int(one)) for one in (*found, *extra) if re.fullmatch(r"-?\d{1,18}", one))
 
 
-def has_many_answers(boxed: str) -> bool:
-    """Whether the box hedges between several numbers."""
-    return len(_NUMBER.findall(boxed)) > 1 and re.search(r"\bor\b|,|;|\\quad", boxed) is not None
-
-
 def rambles(text: str) -> bool:
     """Long, and the same again and again."""
     body = text.encode()
@@ -118,7 +139,13 @@ def echoes(prose: str, problem: str) -> bool:
     """Whether the message is the problem and hardly more."""
     words, given = _words(prose), set(_words(problem))
     fresh = [word for word in words if word not in given]
-    return len(words) >= 5 and len(fresh) <= 3 and len(words) >= len(given) / 2
+    return len(words) >= 5 and len(fresh) <= 3 and len(given & set(words)) >= len(given) / 2
+
+
+def shares_words(prose: str, problem: str) -> bool:
+    """Whether the message speaks of the problem's things: "thrown" of throws."""
+    told, said = ({word[:5] for word in _words(text) if len(word) > 4} - _ANY for text in (problem, prose))
+    return not told.isdisjoint(said)
 
 
 def declines(prose: str) -> bool:
@@ -132,29 +159,29 @@ def looks_like_code(prose: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z]{3,}|\d+", text.lower())
+    return re.findall(r"[a-z]{3,}", text.lower())
 
 
-def _stated(prose: str) -> str | None:
-    found = _STATED.findall(prose)
-    if found:
-        return str(found[-1]).rstrip(",.")
+def _claimed(prose: str) -> str | None:
+    found = _CLAIMED.search(_REQUEST.sub("", _last_sentences(prose)))
+    return found[1] if found else None
+
+
+def _named(prose: str) -> str | None:
     last = prose.rstrip(" .$\n").rsplit("\n", 1)[-1]
-    ending = re.search(r"=\s*\$?(-?\d[\d,]*(?:\.\d+)?)\$?\Z", last)
-    return ending[1] if ending else None
+    if ending := re.search(rf"(?:[=:]|\bis|\bare)\s*\$?({NUMBER})\$?\Z", last):
+        return ending[1]
+    found = _NAMED.findall(prose)
+    return str(found[-1]) if found else None
 
 
-def _printed(turn: Turn) -> str | None:
-    if turn.tool is None or not turn.tool.ok:
-        return None
-    output = turn.tool.stdout[-4000:]
-    # A number with a label before it is a result, whatever the label says.
-    bare = [found[1] for line in output.splitlines() if (found := _BARE.fullmatch(line[:500]))]
-    if bare:
-        return str(bare[-1])
-    lines = [line for line in without_address(output).splitlines() if line.strip()]
-    numbers = _NUMBER.findall(lines[-1][-500:]) if lines else []
-    return numbers[-1] if numbers else (lines[-1].strip()[:200] if lines else None)
+def _last_sentences(prose: str) -> str:
+    """The last two."""
+    return " ".join(re.split(r"(?<=[.!?;])\s+|\n", prose[-1000:].rstrip())[-2:])
+
+
+def _holds_all(blocks: Sequence[str], output: Output, problem: str) -> bool:
+    return all(_holds(blocks, one, problem) for one in output.results)
 
 
 def _holds(blocks: Sequence[str], printed: str, problem: str) -> bool:
@@ -177,53 +204,3 @@ def _holds(blocks: Sequence[str], printed: str, problem: str) -> bool:
             return True
         waiting.extend(ast.iter_child_nodes(node))
     return False
-
-
-# Which numbers does it take from the problem?
-
-
-def _slips(text: str, blocks: Sequence[str], problem: str) -> tuple[tuple[int, int], ...]:
-    """(taken, given): a number that the problem does not have, near one that it has and the turn has not."""
-    given = numbers_of(problem)
-    prose = _FENCED.sub(" ", text)
-    if not blocks:
-        taken = [abs(int(one)) for one in _ASSIGNED.findall(prose) if len(one) < 18]
-        present = numbers_of(prose)
-    else:
-        taken, literals = _inputs(blocks)
-        present = frozenset(literals)
-    foreign = [one for one in dict.fromkeys(taken) if one not in given]
-    if not foreign or len(foreign) > 1 or (len(taken) > 1 and len(foreign) > len(set(taken)) / 2):
-        return ()
-    slips = []
-    for one in foreign:
-        missing = [other for other in given if other not in present and 0 < abs(one - other) <= NEAR]
-        if missing:
-            slips.append((one, min(missing, key=lambda other: abs(one - other))))
-    return tuple(slips)
-
-
-def _inputs(blocks: Sequence[str]) -> tuple[list[int], list[int]]:
-    """The numbers that a program assigns, or gives to its own functions; and all numbers in it."""
-    taken: list[int] = []
-    literals: list[int] = []
-    for block in blocks:
-        tree = parse(block)
-        if tree is None:
-            return [], []
-        own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and type(node.value) is int:
-                literals.append(abs(node.value))
-            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in own:
-                taken += map(_whole, [*node.args, *(k.value for k in node.keywords)])
-        for statement in tree.body:
-            if isinstance(statement, ast.Assign):
-                taken.append(_whole(statement.value))
-    return [one for one in taken if one >= 2], literals
-
-
-def _whole(node: ast.expr) -> int:
-    """The whole number, -1 for anything else."""
-    is_int = isinstance(node, ast.Constant) and type(node.value) is int
-    return abs(node.value) if is_int else -1  # type: ignore[attr-defined]

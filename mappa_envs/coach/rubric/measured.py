@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from mappa_envs.coach.rubric.checks import GRAVE, HARMFUL, SERIOUS, Finding
+from mappa_envs.coach.rubric.checks import GRAVE, HARMFUL, OTHER_SCALE, SERIOUS, Finding
 from mappa_envs.types import Artifact
 
 LEAST = 0.3
@@ -29,10 +30,9 @@ SAME_WAY = 0.95
 MEASURABLE_TRANSFER, MEASURABLE_SIGNAL, GOOD_YARDSTICK = 0.3, 0.05, 0.3
 """Under these: the yardstick hardly knows the test rows; nothing can be learned from the tables; a model may
 be good and yet differ from the yardstick."""
-CERTAIN, SUSPECTED = 0.5, 0.25
-"""A severity from which on a loss is a mistake before anybody knows the outcome; what a lesser one counts
-then: points, but no blame."""
-ALL = 0.99
+CERTAIN = 0.5
+"""A severity from which on a loss is a mistake before anybody knows the outcome."""
+ALL, SAME_ORDER = 0.99, 0.95
 WORSE_THAN_CONSTANT = -0.05
 """Nearness to the targets of numbers that are on another scale, or say nothing."""
 
@@ -43,7 +43,23 @@ def measured(files: Mapping[str, Artifact], family: str) -> tuple[Finding, ...]:
     """The mistakes in the files as they are, for a metric of this family; none where nothing was measured."""
     facts = {path: artifact.facts for path, artifact in files.items() if artifact.status == "valid"}
     found = (*_target(facts), *_features(facts), *_model(facts, family), *_submission(facts, family))
-    return (*found, *_cells(facts)) if family == "label" else found
+    cells = tuple(_cells(facts)) if family == "label" else ()
+    return (*(replace(one, certain=one.certain and one.severity >= CERTAIN) for one in found), *cells)
+
+
+def proven(files: Mapping[str, Artifact], family: str) -> frozenset[str]:
+    """The files that are shown to carry what they should, whatever the code that made them looks like."""
+    facts = {path: artifact.facts for path, artifact in files.items() if artifact.status == "valid"}
+    sound, learned, said = set[str](), _learned(facts), _of(facts, "submission.csv")
+    if (tables_kept(facts) or 0.0) >= TABLES_KEPT:
+        sound |= {"X_train.pkl", "X_test.pkl"}
+    if _of(facts, "y_train.pkl").get("kept", 0.0) >= TARGET_KEPT:
+        sound.add("y_train.pkl")
+    if learned is not None and learned >= GOOD_MODEL:
+        sound.add("model.pkl")
+    if said.get("order", 0.0) >= TRANSMITTED or _as_good(facts):
+        sound.add("submission.csv")
+    return frozenset(sound - {one.path for one in measured(files, family)})
 
 
 def losses(files: Mapping[str, Artifact]) -> dict[str, float]:
@@ -53,7 +69,9 @@ def losses(files: Mapping[str, Artifact]) -> dict[str, float]:
     order = _of(facts, "submission.csv").get("order")
     if tables is None or learned is None or order is None:
         return {}
-    target = _of(facts, "y_train.pkl").get("kept", 1.0)
+    held = _of(facts, "y_train.pkl")
+    was_put_back = held.get("order", 0.0) > SAME_ORDER and undone(files)
+    target = 1.0 if was_put_back else held.get("kept", 1.0)
     lost = {"X_test.pkl": 1 - tables, "y_train.pkl": 1 - target, "model.pkl": 1 - learned / GOOD_MODEL}
     return {path: min(1.0, max(0.0, loss)) for path, loss in {**lost, "submission.csv": 1 - order}.items()}
 
@@ -74,9 +92,11 @@ def _target(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     kept = target.get("kept", 1.0)
     if kept >= TARGET_KEPT:
         return
-    if target["order"] > 0.95 and not target["same_values"]:
-        found = SERIOUS, "holds the target on another scale"
-    elif target["same_values"]:
+    if target["order"] > SAME_ORDER and not target["same_values"]:
+        words = f"y_train.pkl holds {OTHER_SCALE}"
+        yield Finding(severity=SERIOUS, words=words, path="y_train.pkl", certain=False)
+        return
+    if target["same_values"]:
         found = GRAVE, "holds the target of other rows"
     elif kept < 0.5:
         found = GRAVE, "does not hold the target of train.csv"
@@ -102,7 +122,7 @@ def _features(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     train, test = _of(facts, "X_train.pkl"), _of(facts, "X_test.pkl")
     signal, plain = train.get("signal", 0.0), train.get("plain", 0.0)
     follows, test_follows = train.get("rows_follow"), test["rows_follow"]
-    path, words = "X_test.pkl", "does not go with X_train.pkl"
+    path, words, certain = "X_test.pkl", "does not go with X_train.pkl", True
     if follows is not None and follows < 0.5 * test_follows and signal < 0.5 * plain:
         path, words = "X_train.pkl", "has not the rows of train.csv in their order"
     elif follows is not None and test_follows < 0.5 * follows:
@@ -110,10 +130,12 @@ def _features(facts: Mapping[str, Facts]) -> Iterator[Finding]:
     elif test.get("same_scale", 1.0) < 0.7:
         words = "has features on another scale than X_train.pkl"
     elif signal > plain + 0.1:
-        path, words = "X_train.pkl", "gives the target away, which X_test.pkl cannot"
+        # Or the features are better than the yardstick's.
+        path, words, certain = "X_train.pkl", "gives the target away, which X_test.pkl cannot", False
     elif signal < 0.7 * plain:
         path, words = "X_train.pkl", "has lost much of what train.csv says of the target"
-    yield Finding(severity=severity(kept, TABLES_KEPT), words=f"{path} {words}", path=path)
+    found = severity(kept, TABLES_KEPT)
+    yield Finding(severity=found, words=f"{path} {words}", path=path, certain=certain)
 
 
 def _train_rows(facts: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -132,6 +154,12 @@ def _made_apart(same: float) -> Iterator[Finding]:
     if same < SAME_WAY:
         words = "X_test.pkl has features that are scaled or encoded apart from those of X_train.pkl"
         yield Finding(severity=SERIOUS if same < 0.5 else HARMFUL, words=words, path="X_test.pkl")
+
+
+def undone(files: Mapping[str, Artifact]) -> bool:
+    """Whether a target on another scale was put back: else the submission cannot be near the yardstick."""
+    found = files.get("submission.csv")
+    return found is not None and found.facts.get("near", -1.0) > MEASURABLE_TRANSFER
 
 
 def _learned(facts: Mapping[str, Facts]) -> float | None:
@@ -155,6 +183,8 @@ LEARNED_BY_FITTED = AGREES / LEARNED
 
 def _model(facts: Mapping[str, Facts], family: str) -> Iterator[Finding]:
     learned, model = _learned(facts), _of(facts, "model.pkl")
+    if family == "label" and _speaks_codes(facts):
+        return  # what it means by codes of its own cannot be measured
     if learned is not None and learned < AGREES:
         words = "the model has learned little of what the tables say of the target"
         yield Finding(severity=severity(learned, AGREES), words=words, path="model.pkl")
@@ -177,22 +207,32 @@ def _bearable(facts: Mapping[str, Facts], family: str) -> float:
 
 
 def _cells(facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Whose doing it is that the model predicts what is no label."""
+    """Whose doing it is that the model predicts what is no label. The analyst may turn it into labels."""
     if _of(facts, "y_train.pkl").get("known", 1.0) < ALL:
-        words = "y_train.pkl holds codes in place of the target's own values"
-        yield Finding(severity=SERIOUS, words=words, path="y_train.pkl", cells=True)
-    elif _of(facts, "model.pkl").get("known", 1.0) < ALL:
-        words = "the model predicts what is no label of the task"
-        yield Finding(severity=SERIOUS, words=words, path="model.pkl", cells=True)
+        path, words = "y_train.pkl", "y_train.pkl holds codes in place of the target's own values"
+    elif _speaks_codes(facts):
+        path, words = "model.pkl", "the model predicts what is no label of the task"
+    else:
+        return
+    yield Finding(severity=SERIOUS, words=words, path=path, cells=True, certain=False)
+
+
+def _speaks_codes(facts: Mapping[str, Facts]) -> bool:
+    return _of(facts, "model.pkl").get("known", 1.0) < ALL <= _of(facts, "y_train.pkl").get("known", 1.0)
+
+
+def _as_good(facts: Mapping[str, Facts]) -> bool:
+    """Whether the submission is as near to the yardstick as the model's own predictions."""
+    near = _of(facts, "model.pkl").get("near", -1.0) - 0.05
+    return _of(facts, "submission.csv").get("near", -1.0) > max(MEASURABLE_TRANSFER, near)
 
 
 def _submission(facts: Mapping[str, Facts], family: str) -> Iterator[Finding]:
-    found, model = _of(facts, "submission.csv"), _of(facts, "model.pkl")
+    found = _of(facts, "submission.csv")
     if "order" not in found:
         return
-    known = "near" in found and model.get("near", -1.0) > MEASURABLE_TRANSFER
-    if known and found["near"] > model["near"] - 0.05:
-        return  # its own way, and as good
+    if _as_good(facts):
+        return  # its own way
     order = found["order"]
     if found.get("reordered"):
         yield _handed(GRAVE, "it submits the model's predictions for other rows")

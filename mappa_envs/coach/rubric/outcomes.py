@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mappa_envs.types import Outcome
 
-DISAPPOINTING = 0.5
+DISAPPOINTING, GOOD, GOOD_FIT = 0.5, 0.9, 0.9
+"""Of the relative score; the last one of the ROC-AUC or R² where there is none."""
 
 
 def is_poor(outcome: Outcome) -> bool:
@@ -19,6 +20,14 @@ def is_poor(outcome: Outcome) -> bool:
     if (error := figures.get("rmse_pct")) is not None:
         return error > 50
     return (r2 := figures.get("r2")) is not None and r2 <= 0
+
+
+def is_good(outcome: Outcome) -> bool:
+    """So near to a good model that no mistake of any weight can be in the submission."""
+    figures = outcome.metrics
+    if (relative := figures.get("relative")) is not None:
+        return outcome.success and relative >= GOOD
+    return outcome.success and any((figures.get(name) or 0.0) >= GOOD_FIT for name in ("roc_auc", "r2"))
 
 
 def disappoints(outcome: Outcome) -> bool:

@@ -42,6 +42,7 @@ class Tag(StrEnum):
     THRESHOLD = "threshold"
     ROUNDED = "rounded"
     CHANGED = "changed"
+    BLENDED = "blended"
     SHIFTED = "shifted"
     COLUMNS_MOVED = "columns moved"
 
