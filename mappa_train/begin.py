@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mappa_envs.errors import ConfigError
 from mappa_train import model
 from mappa_train.checkpoint import RunFolder
 from mappa_train.coaching import count_earlier, keep_spent, open_coach, try_out
@@ -58,7 +59,11 @@ def go_on(config: Config, run: RunFolder, steps: int | None, say: Say) -> None:
     run.lock()
     check_wandb(config)
     check_engine(config)
-    check_shares(config, len(make_env(config, coach=None).tasks))
+    try:
+        check_shares(config, len(make_env(config, coach=None).tasks))
+    except ConfigError as error:
+        advice = f"resume takes --learners-per-agent; change anything else in {run.config_path}"
+        raise ConfigError(f"{error}. {advice}") from None
     coach = open_coach(config)
     count_earlier(coach, run)
     try_out(coach)

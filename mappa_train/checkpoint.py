@@ -16,6 +16,7 @@ import datetime
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
@@ -319,9 +320,10 @@ def _figures(line: bytes, path: Path, number: int) -> dict[str, Any]:
         found = json.loads(line)
         if not isinstance(found, dict) or type(found.get("step")) is not int:
             raise ValueError('it is no JSON object with a whole "step"')
-        if odd := [key for key, value in found.items() if not isinstance(value, int | float | None)]:
-            raise ValueError(f"{odd[0][:80]!r} is no number")
-    except (ValueError, RecursionError) as error:
+        for key, value in found.items():
+            if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+                raise ValueError(f"{key[:80]!r} is no finite number")
+    except (ValueError, OverflowError, RecursionError) as error:
         why = first_line(error)
         raise DataError(f"{path}, line {number}: damaged ({why}); mend it or delete the line") from None
     return found

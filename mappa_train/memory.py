@@ -150,9 +150,8 @@ def memory_plan(
         parts.append(Part(name="DDP buckets", num_bytes=gradients * num_trained))
     if config.shard == "fsdp":
         parts = [replace(part, num_bytes=part.num_bytes / config.learners_per_agent) for part in parts]
-        if not gpu:  # where there is one, what is loaded stays in the machine's memory until it is sharded
-            size = (2 if config.policy == "lora" else 4) * shape.num_parameters
-            parts.append(Part(name="whole model", num_bytes=float(size), when="loading"))
+        if not gpu:  # where there is one, it is in the machine's memory: `plan_memory`
+            parts.append(_whole_model(config, shape))
         if config.policy == "full" and not config.num_rollout_workers:
             parts.append(Part(name="sampler", num_bytes=4.0 * shape.num_parameters * num_policies))
     answers = min(128, config.token_budget // 4)  # a quarter of a micro-batch; logits of 128 at once at most
@@ -164,6 +163,12 @@ def memory_plan(
     if not config.num_rollout_workers and not warm_start:
         parts += _sampling(config, shape, gpu=gpu)
     return MemoryPlan(parts=tuple(parts), device="GPU" if gpu else "machine")
+
+
+def _whole_model(config: Config, shape: ModelShape) -> Part:
+    """What each rank holds in the machine's memory until it is sharded."""
+    size = (2 if config.policy == "lora" else 4) * shape.num_parameters
+    return Part(name="whole model", num_bytes=float(size), when="loading")
 
 
 def _sampling(config: Config, shape: ModelShape, *, gpu: bool) -> list[Part]:
@@ -288,10 +293,23 @@ def plan_memory(config: Config, folder: Path, num_agents: int, *, warm_start: bo
     except ConfigError as error:
         return MemoryCheck(lines=(f"unknown: {error}",))
     plan = memory_plan(config, shape, num_agents, gpu=gpu, warm_start=warm_start)
-    room = measure_room(gpu=gpu, num_sharing=1 if gpu else num_sharing(config))
+    sharing = num_sharing(config)
+    room = measure_room(gpu=gpu, num_sharing=1 if gpu else sharing)
+    check = _compare(plan, room, advice(config, warm_start=warm_start))
+    if not gpu or config.shard != "fsdp":
+        return check
+    libraries = Part(name="libraries", num_bytes=LIBRARIES)
+    loading = MemoryPlan(parts=(_whole_model(config, shape), libraries), device="machine")
+    knobs = f"fewer --learners-per-agent (it is {config.learners_per_agent})"
+    knobs = f"try {'--policy lora, ' if config.policy == 'full' else ''}{knobs}"
+    host = _compare(loading, measure_room(gpu=False, num_sharing=sharing), knobs)
+    return MemoryCheck(lines=check.lines + host.lines, shortage=check.shortage or host.shortage)
+
+
+def _compare(plan: MemoryPlan, room: Room, knobs: str) -> MemoryCheck:
     there = f"{_gb(room.free)} GB are free of {_gb(room.total)} GB on this {plan.device}"
     lines = (f"about {_gb(plan.peak)} GB; {there}", f"of it, in GB: {plan.describe()}")
-    return MemoryCheck(lines=lines, shortage=_shortage(plan, room, advice(config, warm_start=warm_start)))
+    return MemoryCheck(lines=lines, shortage=_shortage(plan, room, knobs))
 
 
 def _shortage(plan: MemoryPlan, room: Room, knobs: str) -> str | None:

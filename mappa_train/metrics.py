@@ -84,6 +84,7 @@ def step_metrics(
     timings: Mapping[str, float],
     time_s: float,
     coach_used: Usage | None = None,
+    budget_spent: float | None = None,
 ) -> MetricLine:
     """The figures of one step.
 
@@ -98,6 +99,7 @@ def step_metrics(
     time_s : wall-clock seconds of the step.
     coach_used : what the coach took for the step, calls without a verdict included; where nobody counted,
         the sums over the verdicts.
+    budget_spent : the coach's budget in USD, where it is spent.
     """
     episodes = [item.episode for item in rollouts]
     turns = [turn for episode in episodes for turn in episode.turns]
@@ -113,6 +115,7 @@ def step_metrics(
     rollout_s = timings.get("rollout")
     line["throughput/tokens_per_s"] = (line["tokens/generated"] or 0) / rollout_s if rollout_s else None
     line |= _coach(turns, keys.agents, coach_used)
+    line["coach/budget_spent"] = budget_spent
     ends = [episode.stop_reason for episode in episodes]
     line |= {f"stop/{reason}": ends.count(reason) for reason in StopReason}
     line["stop/infra"] = sum(item.num_reruns for item in rollouts)

@@ -82,7 +82,7 @@ def _check_learners(config: Config) -> None:
     """Raise `ConfigError` for settings of learners that would do nothing, or leave some idle."""
     if config.learners_per_agent == 1 and config.shard != Config.shard:
         raise ConfigError(f"--shard {config.shard}: needs --learners-per-agent 2 or more; leave it out")
-    check_shares(config, config.max_tasks or config.episodes_per_step)
+    check_shares(config, config.episodes_per_step)  # how many tasks there are is known at the start
 
 
 def check_shares(config: Config, num_tasks: int) -> None:
@@ -270,13 +270,15 @@ def parse_value(name: str, value: Any) -> Any:
 def read_toml(path: Path) -> dict[str, Any]:
     """The table of a TOML file. Raises `ConfigError`."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        table = tomllib.loads(path.read_text("utf-8"))
+        str(table)  # a hexadecimal number may have more digits than Python shows
+        return table
     except OSError as error:
         why = error.strerror or error
         raise ConfigError(f"{path}: cannot be read ({why}); give the path of a TOML file") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: it is not UTF-8 text") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of tomllib, or of a number with thousands of digits
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 

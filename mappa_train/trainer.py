@@ -186,7 +186,7 @@ def _run_steps(loop: _Loop, done: int) -> int:
                     if ranks.is_first:
                         _record(line, loop, writers)
                     done, seen = step, loop.debias.state()
-                is_last = _is_last(step, line, loop)
+                is_last = _is_last(line, config)
                 if step % config.checkpoint_every == 0 or is_last or line["eval/num_episodes"]:
                     _save(step, loop, seen)
                 if ranks.is_first:
@@ -203,13 +203,9 @@ def _run_steps(loop: _Loop, done: int) -> int:
     return done
 
 
-def _is_last(step: int, line: MetricLine, loop: _Loop) -> bool:
-    """Whether the run ends with this step: as planned, or with the coach's budget.
-
-    Where that is spent to the last cent, no score is missing yet, and all of the next step's would be.
-    """
-    is_spent = bool(line["stop/budget"]) or not has_budget(loop.team.env.coach)
-    return step == loop.config.steps or is_spent
+def _is_last(line: MetricLine, config: Config) -> bool:
+    """Whether the run ends with this step: as planned, or with the coach's budget."""
+    return line["step"] == config.steps or line["coach/budget_spent"] is not None
 
 
 def _open_writers(loop: _Loop, done: int, stack: ExitStack) -> list[EventWriter | WandbWriter]:
@@ -261,9 +257,9 @@ def _step(step: int, loop: _Loop, update: ExitStack) -> dict[str, float | int | 
         loop.run.append_credit(step, advantages.actions)
     learn_s = time.perf_counter() - learning
     used = used_since(coach, before, ranks)
-    line = _line(step, rollouts, samples, updates, advantages, loop.keys, times, used, learn_s, start)
+    line = _line(step, rollouts, samples, updates, advantages, loop, times, used, learn_s, start)
     line |= loop.monitor.figures(line, [item.episode for item in rollouts])
-    return line | _held_out(step, loop, is_last=_is_last(step, line, loop))
+    return line | _held_out(step, loop, is_last=_is_last(line, config))
 
 
 def _rollout(step: int, loop: _Loop) -> tuple[list[EpisodeRollout], RolloutTimes, frozenset[int]]:
@@ -362,24 +358,27 @@ def _line(
     samples: Sequence[SampleCredit],
     updates: dict[str, UpdateStats],
     advantages: AdvantageStats,
-    keys: MetricKeys,
+    loop: _Loop,
     times: RolloutTimes,
     coach_used: Usage | None,
     learn_s: float,
     start: float,
 ) -> dict[str, float | int | None]:
     known = [sample.ret for sample in samples if sample.ret is not None]
+    # Spent to the last cent, it leaves no score missing yet, and all of the next step's.
+    is_spent = any(out_of_budget(item.episode) for item in rollouts) or not has_budget(loop.team.env.coach)
     return step_metrics(
         step,
         rollouts,
         updates,
-        keys=keys,
+        keys=loop.keys,
         return_mean=sum(known) / len(known) if known else None,
         adv_mean=advantages.mean,
         adv_std=advantages.std,
         timings={"rollout": times.rollout, "learn": learn_s, "sync": times.sync},
         time_s=time.perf_counter() - start,
         coach_used=coach_used,
+        budget_spent=loop.config.coach_budget_usd if is_spent else None,
     )
 
 

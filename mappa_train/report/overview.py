@@ -87,7 +87,7 @@ def find_alarms(lines: Sequence[Line], agents: Sequence[str]) -> Iterator[str]:
     if failed := sum(line.get("stop/infra") or 0 for line in lines):
         steps = _spans(lines, lambda line: bool(line.get("stop/infra")))
         yield f"Faults of the sandbox: {failed}, step {steps}; the episodes were run again."
-    if spent := _spans(lines, lambda line: bool(line.get("stop/budget"))):
+    if spent := _spans(lines, lambda line: bool(line.get("stop/budget") or line.get("coach/budget_spent"))):
         yield f"The coach's budget was spent in step {spent}."
     if unused := _spans(lines, lambda line: bool(line.get("actions")) and line.get("tokens/trained") == 0):
         yield f"No action was learned from, since all were unscored, masked or frozen, step {unused}."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -56,17 +55,16 @@ class RunData:
     @cached_property
     def end(self) -> str:
         """Why no step follows, in a sentence; "" where one does, or where the process was stopped."""
-        steps = parse_value("steps", self.settings.get("steps", 0))
-        if not self.lines or not (is_last(self.lines[-1], steps) or self._paid_all()):
+        names = ("steps", "coach_budget_usd")
+        steps, budget = (parse_value(name, self.settings.get(name, 0)) for name in names)
+        if not self.lines:
             return ""
         if self.steps[-1] >= steps:
             return "The run has made all its steps."
-        return "The run ended early: the coach's budget was spent."
-
-    def _paid_all(self) -> bool:
-        """Whether the steps have cost the coach's budget; the last of them may have left nothing unscored."""
-        budget = float(parse_value("coach_budget_usd", self.settings.get("coach_budget_usd", 0)))
-        return 0 < budget <= math.fsum(line.get("coach/cost_usd") or 0 for line in self.lines)
+        # With a budget that was raised since, or a limit taken away, the run goes on.
+        if 0 < budget <= (self.lines[-1].get("coach/budget_spent") or 0):
+            return "The run ended early: the coach's budget was spent."
+        return ""
 
     def names(self, prefix: str) -> list[str]:
         """What follows a prefix among the keys of the metrics, such as the agents after "score/"."""
@@ -74,16 +72,11 @@ class RunData:
         return [key.removeprefix(prefix) for key in keys if key.startswith(prefix) and key != f"{prefix}mean"]
 
 
-def is_last(line: Line, steps: int) -> bool:
-    """Whether a run of so many steps ends with this line's: as planned, or with the coach's budget."""
-    return bool(line["step"] >= steps or line.get("stop/budget"))
-
-
 def stamps(paths: Iterable[Path]) -> list[tuple[int, int, Path]]:
-    """When each file was written, its size, and itself; one that is gone by now is left out."""
+    """When each file was written, its size, and itself; those that cannot be looked at are left out."""
     found = []
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             facts = path.stat()
             found.append((facts.st_mtime_ns, facts.st_size, path))
     return found

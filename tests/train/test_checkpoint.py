@@ -193,11 +193,15 @@ def test_what_somebody_may_miss_is_in_the_way(tmp_path: Path, what: str) -> None
     ("line", "why"),
     [
         ('{"step": 2, "time', "line 2: damaged"),
-        ('{"step": 2, "time_s": "much"}', r"line 2: damaged \('time_s' is no number"),
+        ('{"step": 2, "time_s": "much"}', r"line 2: damaged \('time_s' is no finite number"),
         ("[1]", "whole"),
         ('{"step": "2"}', "whole"),
         ('{"step": 2, "a": \x80}', "line 2"),
         ("[" * 100_000, "line 2"),
+        ('{"step": 2, "time_s": NaN}', r"line 2: damaged \('time_s' is no finite number"),
+        ('{"step": 2, "time_s": -Infinity}', "'time_s' is no finite number"),
+        ('{"step": 2, "time_s": 1e400}', "'time_s' is no finite number"),
+        (f'{{"step": 2, "time_s": 1{"0" * 400}}}', "line 2: damaged .*too large"),
     ],
 )
 def test_a_damaged_line_of_metrics_is_named_and_never_cut_off(tmp_path: Path, line: str, why: str) -> None:

@@ -290,13 +290,11 @@ def test_a_warm_start_names_a_command_with_all_that_its_run_shares() -> None:
 
 def test_learners_are_no_more_than_the_tasks_that_are_dealt_out() -> None:
     grpo = {"algorithm": "grpo", "learners_per_agent": 2}
+    config = resolve(grpo)
+    check_shares(config, 2)
     with pytest.raises(
         ConfigError, match=r"per-agent 2: a step has 1 task\(s\) .* more tasks \(--tasks, --max-"
     ):
-        resolve({**grpo, "max_tasks": 1})
-    config = resolve(grpo)
-    check_shares(config, 2)
-    with pytest.raises(ConfigError, match="a step has 1 task"):
         check_shares(config, 1)
     check_shares(resolve({"learners_per_agent": 12}), 1)  # its episodes are dealt out one by one
 
@@ -310,10 +308,24 @@ def test_a_start_and_a_resumption_know_how_many_tasks_there_are(
         monkeypatch.setattr(module, "make_env", lambda config, split=None, **shared: env)
         monkeypatch.setattr(module, "check_engine", lambda config: None)
     config = resolve({"algorithm": "grpo", "learners_per_agent": 2, "out": str(tmp_path / "run")})
-    run: Any = SimpleNamespace(lock=lambda: None)
+    run: Any = SimpleNamespace(lock=lambda: None, config_path=tmp_path / "config.toml")
     with pytest.raises(ConfigError, match="a step has 1 task"):
         plan.plan(config)
     with pytest.raises(ConfigError, match="a step has 1 task"):
         begin.begin_run(config, print)
-    with pytest.raises(ConfigError, match="a step has 1 task"):
+    with pytest.raises(ConfigError, match=r"a step has 1 task.*/config\.toml"):
         begin.go_on(config, run, None, print)
+
+
+def test_a_run_that_began_with_more_learners_than_tasks_can_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('algorithm = "grpo"\nlearners_per_agent = 2\nmax_tasks = 1\n')
+    assert resolve({}, file=file, takes_idle=True).max_tasks == 1
+
+
+@pytest.mark.parametrize("number", ["0x" + "F" * 5000, "9" * 5000, "[0x" + "F" * 5000 + "]"])
+def test_a_number_of_thousands_of_digits_is_one_clear_error(tmp_path: Path, number: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f"steps = {number}\n")
+    with pytest.raises(ConfigError, match=r"mine\.toml: not valid TOML: .*4300 digits"):
+        resolve({}, file=file)

@@ -146,6 +146,33 @@ def test_what_is_sharded_is_whole_while_it_is_loaded_where_no_gpu_is() -> None:
     assert memory.MemoryPlan(parts=(part, always), device="machine").peak == 5e9
 
 
+def test_what_ranks_with_gpus_load_must_fit_into_the_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = 4 * read_shape(folder).num_parameters + memory.LIBRARIES
+    asked = []
+
+    def measure(*, gpu: bool, num_sharing: int = 1) -> Room:
+        if gpu:
+            return Room(total=1e12, free=1e12)
+        asked.append(num_sharing)
+        return Room(total=8 * whole / num_sharing, free=8 * whole / num_sharing)
+
+    monkeypatch.setattr(memory, "has_gpu", lambda: True)
+    monkeypatch.setattr(memory, "measure_room", measure)
+    sharded: dict[str, Any] = {"policy": "full", "shard": "fsdp"}
+    fits = plan_memory(make_config(**sharded, learners_per_agent=8), folder, 2)
+    assert fits.shortage is None
+    assert any("on this machine" in line for line in fits.lines)
+    config = make_config(**sharded, learners_per_agent=9)
+    with pytest.raises(
+        UnavailableError, match=r"this machine .* try --policy lora, .*--learners-per-agent \(it is 9\)"
+    ):
+        check_memory(config, folder, 2)
+    assert asked == [8, 9]
+    assert plan_memory(make_config(policy="full", learners_per_agent=12), folder, 2).shortage is None
+
+
 class Unwrapped(Distributor):
     """Leaves models as they are."""
 

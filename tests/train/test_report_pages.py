@@ -181,13 +181,15 @@ def test_alarms_name_their_steps() -> None:
     lines[1] |= {"unscored": 2}
     lines[6] |= {"stop/infra": 3, "adv/std": 0.5 * FLAT_STD}
     lines[7] |= {"tokens/trained": 0, "adv/std": None}
-    lines[-1] |= {f"coach/drift/{AGENTS[1]}": 2.04, f"coach/drift/{AGENTS[0]}": -0.5, "stop/budget": 1}
+    lines[-2] |= {"stop/budget": 1}
+    lines[-1] |= {f"coach/drift/{AGENTS[1]}": 2.04, f"coach/drift/{AGENTS[0]}": -0.5}
+    lines[-1] |= {"coach/budget_spent": 2.0}
     found = list(find_alarms(lines, AGENTS))
     assert found[0].startswith("Scores rose and outcomes did not, step 3–5, 9; it is off now.")
     assert found[1] == "The scores of checker_0 have moved +2.0 deviations from those of the first steps."
     assert found[2] == "2 of 20 actions have no score, step 2."
     assert found[3] == "Faults of the sandbox: 3, step 7; the episodes were run again."
-    assert found[4] == "The coach's budget was spent in step 10."
+    assert found[4] == "The coach's budget was spent in step 9–10."
     assert found[5] == "No action was learned from, since all were unscored, masked or frozen, step 8."
     assert found[6] == "All returns were alike, so that nothing was learned, step 7."
     assert len(found) == 7

@@ -45,12 +45,19 @@ def ask(port: int, path: str = "/", method: str = "GET", host: str | None = None
 def test_the_page_is_served_and_nothing_else(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=2)
     with serving(run) as port:
-        for path in ("/", "/still", "/?a=1"):
+        for path in ("/", "/still", "/report.html", "/?a=1"):
             answer, body = ask(port, path)
             assert answer.status == 200
             assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
             assert "First step against last step" in body
-        for path in ("/report.html", "/config.toml", "/../run/config.toml", "//etc/passwd", "/%2e%2e/x", "*"):
+        for path in (
+            "/x/report.html",
+            "/config.toml",
+            "/../run/config.toml",
+            "//etc/passwd",
+            "/%2e%2e/x",
+            "*",
+        ):
             answer, body = ask(port, path)
             assert (answer.status, body) == (404, "there is nothing here\n")
         assert ask(port, "/", "HEAD")[1] == ""
@@ -130,15 +137,17 @@ def test_the_start_loads_itself_again_until_the_run_is_over(tmp_path: Path) -> N
         assert 'id="e17"' in ask(port, "/still")[1]
 
 
-@pytest.mark.parametrize(("unscored", "cost", "ends"), [(1, 0.1, True), (0, 0.5, True), (0, 0.4, False)])
-def test_a_run_whose_coach_has_spent_the_budget_is_over(
-    tmp_path: Path, unscored: int, cost: float, ends: bool
+@pytest.mark.parametrize(
+    ("spent", "budget", "ends"), [(1.0, 1.0, True), (None, 1.0, False), (1.0, 1.5, False), (1.0, 0, False)]
+)
+def test_a_run_whose_coach_has_spent_the_budget_is_over_until_that_is_raised(
+    tmp_path: Path, spent: float | None, budget: float, ends: bool
 ) -> None:
-    run = make_run(tmp_path / "run", steps=1, coach="llm:x", coach_budget_usd=1.0)
-    run.truncate(0)
+    run = make_run(tmp_path / "run", steps=1, coach="llm:x", coach_budget_usd=budget)
     run.set_steps(5)
-    run.append_metrics(make_line(1) | {"coach/cost_usd": 0.5})
-    run.append_metrics(make_line(2) | {"coach/cost_usd": cost, "stop/budget": unscored})
+    # The steps alone cost less, or more, than the budget: trying out and repeated steps are not among them.
+    line = make_line(2, budget_spent=spent) | {"coach/cost_usd": 0.1 if ends else 9.0, "stop/budget": 1}
+    run.append_metrics(line)
     with serving(run) as port:
         answer, body = ask(port)
     assert ("Refresh" in answer.headers, "loads itself again" in body) == (not ends, not ends)
@@ -170,6 +179,14 @@ def test_a_file_that_goes_away_meanwhile_is_left_out(tmp_path: Path) -> None:
         answer, body = ask(port)
     assert answer.status == 200
     assert "<h2>Evaluation" not in body
+
+
+def test_a_file_that_cannot_be_looked_at_is_left_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    path = run.path / "eval-val-step-000002.json"
+    path.symlink_to(path)
+    with serving(run) as port:
+        assert ask(port)[0].status == 200
 
 
 def test_a_file_damaged_meanwhile_is_said_in_the_browser(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def test_the_keys_of_the_contract_are_there() -> None:
     fixed |= {"adv/std", "outcome/success", "tokens/generated", "tokens/trained", "throughput/tokens_per_s"}
     fixed |= {f"time/{name}" for name in ("rollout", "coach", "sandbox", "learn", "sync")}
     fixed |= {"coach/cost_usd", "coach/prompt_tokens", "coach/completion_tokens", "coach/cached"}
+    fixed |= {"coach/budget_spent"}
     fixed |= {"stop/budget", "tool/error_rate", "score_by/classification", "score_by/regression"}
     fixed |= {f"stop/{reason}" for reason in StopReason}
     fixed |= {f"outcome/{name}" for name in ("mean", *OUTCOME_METRICS)}

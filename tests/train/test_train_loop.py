@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from run_fakes import make_episode, make_rollout
+from run_fakes import KEYS, make_episode, make_rollout, make_turn
 from safetensors.torch import load_file
 from tiny import make_model
 
-from mappa_envs.coach import LLMCoach, make_coach
+from mappa_envs.coach import BUDGET_SPENT, LLMCoach, make_coach
 from mappa_envs.coach.base import CoachRequest
 from mappa_envs.coach.llm.limits import Usage
 from mappa_envs.errors import CoachError, ConfigError, DataError, UnavailableError
@@ -27,12 +27,15 @@ from mappa_envs.types import StopReason
 from mappa_train import team, trainer
 from mappa_train.checkpoint import RunFolder
 from mappa_train.config import Config
+from mappa_train.metrics import MetricLine
 from mappa_train.plan import make_env
 from mappa_train.policies import LoRAPolicies, pick_device
 from mappa_train.progress import SilentProgress, opening
 from mappa_train.report import read_episodes
+from mappa_train.rollout import RolloutTimes
 from mappa_train.settings import resolve
 from mappa_train.types import EpisodeRollout
+from mappa_train.update_stats import AdvantageStats
 
 AGENTS = ("data_engineer_0", "modeler_0", "analyst_0")
 OVERALL = (
@@ -407,13 +410,23 @@ def test_a_step_without_an_action_is_told(caplog: pytest.LogCaptureFixture) -> N
 def test_a_run_ends_with_its_steps_or_the_budget() -> None:
     coach = make_coach("llm:openai/m", base_url="http://localhost:1/v1", budget_usd=2.0)
     assert isinstance(coach, LLMCoach)
+    config = resolve({"steps": 3, "coach": "llm:openai/m", "coach_budget_usd": 2.0})
     loop: Any = SimpleNamespace(
-        config=resolve({"steps": 3}), team=SimpleNamespace(env=SimpleNamespace(coach=coach))
+        config=config, team=SimpleNamespace(env=SimpleNamespace(coach=coach)), keys=KEYS
     )
-    found = [trainer._is_last(step, {"stop/budget": spent}, loop) for step, spent in ((3, 0), (2, 0), (2, 1))]
-    assert found == [True, False, True]
-    coach.budget.add(Usage(cost_usd=2.0))  # and every action has its score
-    assert trainer._is_last(2, {"stop/budget": 0}, loop)
+
+    def line(*rollouts: EpisodeRollout, step: int = 2) -> MetricLine:
+        no_time = RolloutTimes(rollout=0.0)
+        nothing = AdvantageStats(mean=None, std=None, actions=())
+        return trainer._line(step, rollouts, [], {}, nothing, loop, no_time, None, 0.0, 0.0)
+
+    missed = make_rollout(1, make_episode(turns=(make_turn(0, "a_0", None, unscored_reason=BUDGET_SPENT),)))
+    lines = [line(make_rollout(0)), line(make_rollout(0), step=3)]
+    lines.append(line(make_rollout(0), missed))  # one rank's part of the budget may be spent first
+    coach.budget.add(Usage(cost_usd=2.0))
+    lines.append(line(make_rollout(0)))  # and every action has its score
+    assert [item["coach/budget_spent"] for item in lines] == [None, None, 2.0, 2.0]
+    assert [trainer._is_last(item, config) for item in lines] == [False, True, True, True]
 
 
 def test_the_step_that_spends_the_budget_exactly_is_the_last(
@@ -423,6 +436,7 @@ def test_the_step_that_spends_the_budget_exactly_is_the_last(
     monkeypatch.setattr(trainer, "has_budget", lambda coach: not run.credit_path.exists())
     trainer.train(run.config(), run, SilentProgress())
     assert run.steps() == [1]
+    assert [line["coach/budget_spent"] for line in run.read_metrics()] == [run.config().coach_budget_usd]
     assert run.read_metrics()[0]["unscored"] == 0
 
 
