@@ -17,7 +17,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 from mappa_envs.blocking import CallThread, wait_for
 from mappa_envs.errors import ConfigError, PromptTooLong, SandboxError
@@ -155,6 +155,7 @@ def evaluate(
     episodes: int | None = None,
     num_concurrent: int = 8,
     seed: int = 0,
+    **unknown: Never,
 ) -> EvalResult:
     """Play whole episodes with a team of policies and sum up what the grader says of them.
 
@@ -174,7 +175,9 @@ def evaluate(
     `PromptTooLong` ends the episode alone.
     """
     return wait_for(
-        aevaluate(env, policies, split=split, episodes=episodes, num_concurrent=num_concurrent, seed=seed)
+        aevaluate(
+            env, policies, split=split, episodes=episodes, num_concurrent=num_concurrent, seed=seed, **unknown
+        )
     )
 
 
@@ -186,8 +189,15 @@ async def aevaluate(
     episodes: int | None = None,
     num_concurrent: int = 8,
     seed: int = 0,
+    **unknown: Never,
 ) -> EvalResult:
     """`evaluate` in the caller's event loop."""
+    if unknown:
+        name = next(iter(unknown))
+        raise ConfigError(
+            f"evaluate has no argument {name}; if it is an environment's, make one with it first: "
+            f"evaluate(make('dsbench-v0', {name}=…), policy)"
+        )
     _check_arguments(env, policies, episodes, num_concurrent, seed)
     subject = make(env, split=split or "test", coach=None) if isinstance(env, str) else env
     try:
@@ -215,15 +225,29 @@ def _check_arguments(env: Any, policies: Any, episodes: Any, num_concurrent: Any
         raise ConfigError(f"env: an environment or an id such as 'dsbench-v0' is needed, got {env!r}")
     by_name = policies if isinstance(policies, Mapping) else {"policies": policies}
     for name, policy in by_name.items():
+        where = f"policies[{name!r}]" if by_name is policies else name
         if not callable(policy):
-            where = f"policies[{name!r}]" if by_name is policies else name
             raise ConfigError(f"{where}: a function policy(agent, messages) is needed, got {policy!r}")
+        _check_parameters(where, policy)
     counts = {"episodes": (episodes, 1), "num_concurrent": (num_concurrent, 1), "seed": (seed, 0)}
     for name, (number, least) in counts.items():
         if name == "episodes" and number is None:
             continue
         if isinstance(number, bool) or not isinstance(number, int) or number < least:
             raise ConfigError(f"{name} must be an int, at least {least}, got {number!r}")
+
+
+def _check_parameters(where: str, policy: Policy) -> None:
+    try:
+        signature = inspect.signature(policy)
+    except ValueError:  # some callables written in C do not tell
+        return
+    try:
+        signature.bind("agent", [])
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}: it is called as policy(agent, messages), but {policy!r} takes {signature}: {error}"
+        ) from None
 
 
 def _by_agent(policies: Policy | Mapping[str, Policy], agents: Sequence[str]) -> dict[str, Policy]:

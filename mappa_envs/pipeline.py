@@ -22,7 +22,7 @@ from mappa_envs.blocking import wait_for
 from mappa_envs.coach import make_coach
 from mappa_envs.coach.base import Coach
 from mappa_envs.errors import ConfigError, SandboxError
-from mappa_envs.rules import GroundTruth, Handover, Rules, check_choice, check_reset, most_turns
+from mappa_envs.rules import GroundTruth, Handover, Rules, check_choice, check_parts, check_reset, most_turns
 from mappa_envs.sampling import pick
 from mappa_envs.sandbox import open_sandbox
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
@@ -90,13 +90,10 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
         render_mode: str | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(sandbox, str) and (limits is not None or packages):
-            raise ConfigError("limits and packages belong to the given sandbox: set them where it is opened")
-        if not tasks:
-            raise ConfigError("tasks: there are none")
+        team, self.tasks = check_parts(team, tasks, sandbox, limits, packages)
         check_choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self.rules = Rules(
-            team=tuple(team),
+            team=team,
             max_turns=most_turns(team) if max_turns is None else max_turns,
             time_limit_s=time_limit_s,
             visibility=visibility,
@@ -104,7 +101,6 @@ class PipelineEnv(AECEnv[str, dict[str, Any], Any], ABC):  # type: ignore[misc] 
             ground_truth=ground_truth,
             scoring=scoring,
         )
-        self.tasks = tuple(tasks)
         self.coach: Coach | None = make_coach(coach) if isinstance(coach, str) else coach
         check_coach(self.coach, scoring)
         self.limits, self.packages, self.render_mode = limits, tuple(packages), render_mode

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from mappa_envs.errors import ConfigError
+from mappa_envs.sandbox import check_kind
 from mappa_envs.scoring import Scoring
-from mappa_envs.types import Role
+from mappa_envs.types import Role, Task
 from mappa_envs.view import Visibility
 
 Handover = Literal["artifacts", "message"]
@@ -18,7 +19,7 @@ GroundTruth = Literal["final", "off"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """`PipelineEnv` documents each. Raises `ConfigError` on a senseless one."""
+    """`PipelineEnv` documents each. Raises `ConfigError` on a senseless one; the team is checked already."""
 
     team: tuple[Role, ...]
     max_turns: int
@@ -29,11 +30,6 @@ class Rules:
     scoring: Scoring
 
     def __post_init__(self) -> None:
-        names = [role.name for role in self.team]
-        if not names or len(set(names)) < len(names):
-            raise ConfigError(f"team: needs at least one role, each with its own name; got {names}")
-        for role in self.team:
-            _check_count(f"max_actions of {role.name}", role.max_actions)
         _check_count("max_turns", self.max_turns)
         limit = self.time_limit_s
         if limit is not None and not (_is_a(Real, limit) and limit > 0):
@@ -77,6 +73,87 @@ def _is_a(kind: type, value: object) -> bool:
 def _check_count(name: str, value: Any) -> None:
     if not _is_a(Integral, value) or value < 1:
         raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def check_parts(
+    team: Any, tasks: Any, sandbox: Any, limits: object, packages: object
+) -> tuple[tuple[Role, ...], tuple[Task, ...]]:
+    """Team and tasks. Raises `ConfigError` if a part has a wrong type, or does not go with the others."""
+    _check_sandbox(sandbox, limits, packages)
+    return _checked_team(team), _checked_tasks(tasks)
+
+
+def _checked_team(team: Any) -> tuple[Role, ...]:
+    roles = _members("team", team, "a list of Role")
+    for role in roles:
+        if not isinstance(role, Role):
+            raise ConfigError(f"team: each member must be a Role(name=…, title=…, duty=…), got {role!r}")
+        _check_count(f"max_actions of {role.name}", role.max_actions)
+        files = role.required
+        # Of a text, each letter would be a file.
+        if not isinstance(files, tuple | list) or not all(isinstance(path, str) for path in files):
+            example = files if isinstance(files, str) else "model.pkl"
+            raise ConfigError(
+                f"required of {role.name} must be a tuple of names, such as ({example!r},), got {files!r}"
+            )
+    names = [role.name for role in roles]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"team: needs at least one role, each with its own name; got {names}")
+    return roles
+
+
+def choose_team(
+    team: Sequence[Role] | None, max_actions: Sequence[int] | None, standard: Callable[..., Sequence[Role]]
+) -> Sequence[Role]:
+    """The given team, or the standard one with these numbers of actions.
+
+    Raises `ConfigError` where both are given: the numbers would count for nothing.
+    """
+    if team is None:
+        return standard() if max_actions is None else standard(max_actions)
+    if max_actions is not None:
+        raise ConfigError(
+            f"max_actions: {max_actions!r} is for the standard team, not for one of your own; "
+            "leave it out and give each Role its max_actions"
+        )
+    return team
+
+
+def seat_counts(max_actions: Any, example: tuple[int, ...]) -> tuple[int, ...]:
+    """The most actions of each seat of a standard team. Raises `ConfigError` unless there are enough."""
+    wanted = f"one number for each of the {len(example)} roles, such as {example},"
+    counts = _members("max_actions", max_actions, wanted)
+    if len(counts) != len(example):
+        raise ConfigError(f"max_actions: {wanted} is needed, got {max_actions!r}")
+    return counts
+
+
+def _checked_tasks(tasks: Any) -> tuple[Task, ...]:
+    found = _members("tasks", tasks, "a list of Task")
+    if not found:
+        raise ConfigError("tasks: there are none")
+    for task in found:
+        if not isinstance(task, Task):
+            raise ConfigError(f"tasks: each must be a Task, as load_tasks returns them, got {task!r}")
+    return found
+
+
+def _check_sandbox(sandbox: Any, limits: object, packages: object) -> None:
+    if isinstance(packages, str):
+        raise ConfigError(f"packages must be a list of names, such as [{packages!r}], got {packages!r}")
+    if isinstance(sandbox, str):
+        check_kind(sandbox)
+    elif isinstance(sandbox, type) or not callable(getattr(sandbox, "open", None)):
+        raise ConfigError(f"sandbox: a Sandbox or a kind such as 'auto' is needed, got {sandbox!r}")
+    elif limits is not None or packages:
+        raise ConfigError("limits and packages belong to the given sandbox: set them where it is opened")
+
+
+def _members(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
+    try:
+        return tuple(value)
+    except TypeError:
+        raise ConfigError(f"{name}: {wanted} is needed, got {value!r}") from None
 
 
 def check_reset(seed: Any, options: object) -> None:

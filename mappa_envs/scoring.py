@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
 
 from mappa_envs.actions import sanitize
-from mappa_envs.coach.base import Coach, CoachRequest, EpisodeRequest, HindsightCoach
+from mappa_envs.coach.base import Coach, CoachRequest, EpisodeRequest, HindsightCoach, check_is_coach
 from mappa_envs.coach.returned import checked_score, checked_scores
 from mappa_envs.errors import CoachError, ConfigError
-from mappa_envs.types import CoachScore, Turn
+from mappa_envs.types import CoachScore, InvalidScore, Turn
 
 Scoring = Literal["inline", "deferred", "hindsight"]
 R = TypeVar("R")
@@ -48,8 +48,16 @@ class Correction:
 
 
 def check_coach(coach: Coach | None, scoring: Scoring) -> None:
-    """Raise `ConfigError` if the coach cannot score in this way."""
-    if scoring == "hindsight" and coach is not None and not isinstance(coach, HindsightCoach):
+    """Raise `ConfigError` if the coach is none, or cannot score in this way."""
+    if coach is None:
+        return
+    check_is_coach(coach)
+    if scoring != "hindsight" and not callable(getattr(coach, "score", None)):
+        raise ConfigError(
+            f"scoring={scoring!r}: {type(coach).__name__} has no score() for single actions; "
+            "take another coach, or scoring='hindsight'"
+        )
+    if scoring == "hindsight" and not isinstance(coach, HindsightCoach):
         raise ConfigError(
             f"scoring='hindsight': {type(coach).__name__} has no score_episode() to look back at an episode; "
             f"take another coach, or scoring='deferred'"
@@ -202,7 +210,7 @@ async def _settled(asking: Callable[[R], Awaitable[list[Verdict]]], request: R) 
 
 
 async def asked(coach: object, method: str, request: CoachRequest | EpisodeRequest) -> object:
-    """What the coach answers. Raises `ConfigError` where the method is no coroutine."""
+    """What the coach answers. Raises `ConfigError` where the method is no coroutine or its score is none."""
     who = f"{type(coach).__name__}.{method}"
     try:
         answer = getattr(coach, method)(request)
@@ -215,6 +223,8 @@ async def asked(coach: object, method: str, request: CoachRequest | EpisodeReque
             raise
         # Of the coach's own making: a task group would take it for an episode that ended well.
         raise RuntimeError(f"{who} raised CancelledError") from error
+    except InvalidScore as error:
+        raise ConfigError(f"{who} returned a CoachScore with {error}") from error
     except Exception as error:
         if not isinstance(error, CoachError | ConfigError):
             error.add_note(f"(raised by {who})")

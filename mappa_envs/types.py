@@ -14,6 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from mappa_envs.errors import ConfigError
+
 ChatRole = Literal["system", "user", "assistant", "tool"]
 Change = Literal["created", "changed", "deleted"]
 ArtifactStatus = Literal["valid", "invalid", "unverifiable", "missing"]
@@ -108,6 +110,10 @@ class ScoreRevision:
     cap: bool = False
 
 
+class InvalidScore(ConfigError):
+    """A `CoachScore` that cannot be. Where a coach is asked, its name is put to this."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CoachScore:
     """A coach's verdict on one action.
@@ -119,6 +125,8 @@ class CoachScore:
     In hindsight a coach may split the outcome: `raised` is this action's part of the outcome, `lowered` its
     part of what is missing to 1; over an episode they sum to outcome and 1 − outcome. `prompt_tokens` and
     `completion_tokens` are those of all model calls behind the verdict, repairs included.
+
+    Raises `InvalidScore` on a score or share that is out of its range.
     """
 
     score: float
@@ -137,13 +145,20 @@ class CoachScore:
     cached: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.score <= 10:
-            raise ValueError(f"score must be in [0, 10], got {self.score}")
+        if not _is_within(self.score, 0, 10):
+            raise InvalidScore(f"score {self.score!r}: it must be a number in [0, 10]")
         if self.blame and abs(sum(self.blame.values()) - 1) > 1e-6:
-            raise ValueError(f"blame shares must sum to 1, got {dict(self.blame)}")
+            raise InvalidScore(f"blame {dict(self.blame)}: the shares must sum to 1")
         for name, share in (("raised", self.raised), ("lowered", self.lowered)):
-            if share is not None and not 0 <= share <= 1:
-                raise ValueError(f"{name} must be in [0, 1] or None, got {share}")
+            if share is not None and not _is_within(share, 0, 1):
+                raise InvalidScore(f"{name} {share!r}: it must be a number in [0, 1], or None")
+
+
+def _is_within(value: Any, least: float, most: float) -> bool:
+    try:
+        return bool(least <= value <= most)
+    except TypeError:  # no number at all
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)

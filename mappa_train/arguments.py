@@ -64,8 +64,18 @@ def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
         known = [flag for action in parser._actions for flag in action.option_strings]
         hint = did_you_mean(rest[0].split("=")[0], known)
         what = "unknown flag" if rest[0].startswith("-") else "unexpected argument"
+        if command == "resume" and _is_setting(rest[0]):
+            flag = rest[0].split("=")[0]
+            raise ConfigError(
+                f"{what} {flag}: a run goes on with the settings that it has; change its config.toml, or "
+                f"begin a new one from its weights: --init {options.run} {flag} …"
+            )
         raise ConfigError(f"{what} {rest[0]}{hint}; see: {parser.prog} --help")
     return command, options
+
+
+def _is_setting(word: str) -> bool:
+    return word.startswith("--") and word[2:].split("=")[0].replace("-", "_") in field_types()
 
 
 def make_parser(command: str) -> Parser:
@@ -267,8 +277,11 @@ def _add_settings(parser: Parser, chosen: Callable[[str], bool], *, without: str
             continue
         choices = get_args(types[item.name])
         metavar = "{" + ",".join(choices) + "}" if choices else types[item.name].__name__.upper()
-        otherwise = without or f"Default: {item.default!r}."
-        text = f"{item.metadata['help']} {otherwise}".replace("%", "%%")
+        words = item.metadata["help"]
+        otherwise = without or f"Default: {'none' if item.default == '' else repr(item.default)}."
+        if not without and item.default == "" and "default" in words.lower():  # it says what "" stands for
+            otherwise = ""
+        text = f"{words} {otherwise}".strip().replace("%", "%%")
         switch: dict[str, Any] = {}
         if choices == ("off", "on") and not without:  # a RUN beside it would be taken for its value
             switch = {"nargs": "?", "const": "on"}

@@ -203,6 +203,11 @@ def _check_names(config: Config) -> None:
     planned_path(config)
     known = _SOURCES[config.env]
     if config.tasks not in known and not user_path(config.tasks, "--tasks").exists():
+        if os.sep in config.tasks or Path(config.tasks).suffix:
+            raise ConfigError(
+                f"--tasks {config.tasks}: there is no such folder or file; correct the path, "
+                f"or give {', '.join(known)}"
+            )
         hint = did_you_mean(config.tasks, known)
         raise ConfigError(
             f"--tasks {config.tasks}: unknown{hint}; give {', '.join(known)}, or a path of tasks of your own"

@@ -314,8 +314,13 @@ class Config:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: " (did you mean …?)", or "" if nothing known is close."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    """The end of an error message: " (did you mean …?)", or "" if nothing known is close.
+
+    What has the whole word in it is closer than what only looks like it: "gpu" means single-gpu, not cpu.
+    """
+    names = list(known)
+    holders = [name for name in names if len(word.strip("-")) > 2 and word in name]
+    close = difflib.get_close_matches(word, holders or names, n=1, cutoff=0.0 if holders else 0.6)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

@@ -30,7 +30,7 @@ from mappa_train.config import Config
 from mappa_train.credit import group_numbers, moments, normalize, token_returns
 from mappa_train.credit_log import action_credits
 from mappa_train.distributed import ALONE, Ranks
-from mappa_train.loss import PolicyLoss, token_logprobs
+from mappa_train.loss import PolicyLoss, find_advantages, token_logprobs
 from mappa_train.packing import Pack, Sample, make_packs
 from mappa_train.parallel import Distributor, exchange, idle_pack
 from mappa_train.policies import Policies
@@ -93,7 +93,7 @@ class Learner:
         `on_pack` is called often, with the number of agents that are done and of all: updates take minutes.
         Samples of frozen agents, and those whose `ret` is None, are left out of loss, statistics and
         denominator. Raises `NumericsError` if a sample is of an older policy, or where ratio or KL should be
-        0 and is not.
+        0 and is not, and `ConfigError` if the algorithm returns what is none.
         """
         stale = [s for s in samples if s.action.generation.policy_version != self.version]
         if stale:
@@ -221,12 +221,7 @@ class Learner:
         batch = self._batch(packs, order, group_numbers(order, samples))
         if self._algorithm.compares:
             _warn_of_groups_of_one(batch)
-        advantages = self._algorithm.advantages(batch).float()
-        if advantages.shape != batch.penalties.shape or not bool(advantages.isfinite().all()):
-            raise NumericsError(
-                f"--algorithm {self._config.algorithm}: advantages must be finite and one a token: got shape "
-                f"{tuple(advantages.shape)} for {len(batch.penalties)} tokens"
-            )
+        advantages = find_advantages(self._algorithm, batch)
         for pack, part in zip(
             packs, torch.split(advantages, [len(p["targets"]) for p in packs]), strict=True
         ):

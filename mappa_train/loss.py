@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torchrl.objectives.common import LossModule
 
-from mappa_train.algorithms import Algorithm
+from mappa_envs.errors import ConfigError
+from mappa_train.algorithms import ActionReturns, Algorithm
 from mappa_train.packing import Pack
 from mappa_train.policies import hidden_states
 
@@ -93,6 +94,47 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return difference.expm1() - difference
 
 
+def find_advantages(algorithm: Algorithm, batch: ActionReturns) -> Tensor:
+    """What the algorithm makes of a batch, float32 [t]. Raises `ConfigError` if it is not that.
+
+    An algorithm may be anybody's; what goes into it is finite, so that what is not is its own making.
+    """
+    who, found = f"{type(algorithm).__name__}.advantages", algorithm.advantages(batch)
+    if not isinstance(found, Tensor) or found.shape != batch.penalties.shape:
+        raise ConfigError(
+            f"{who} returned {_shown(found)} for {len(batch.penalties)} tokens: return a tensor of one "
+            "finite number a token"
+        )
+    found = found.float()
+    if bad := int((~found.isfinite()).sum()):
+        raise ConfigError(
+            f"{who} returned numbers of which {bad} of {len(found)} are not finite: return one finite number "
+            "a token"
+        )
+    return found
+
+
+def find_surrogate(
+    algorithm: Algorithm, log_ratio: Tensor, advantages: Tensor, clip: float
+) -> tuple[Tensor, Tensor]:
+    """What the algorithm maximises, and where its clip acted, each [t]. Raises `ConfigError` if not that."""
+    found: object = algorithm.surrogate(log_ratio, advantages, clip)
+    parts = found if isinstance(found, tuple) else (found,)
+    if len(parts) != 2 or any(not isinstance(p, Tensor) or p.shape != log_ratio.shape for p in parts):
+        raise ConfigError(
+            f"{type(algorithm).__name__}.surrogate returned {' and '.join(map(_shown, parts))} for "
+            f"{len(log_ratio)} tokens: return two tensors, one number a token: "
+            "what is maximised, and where the clip acted"
+        )
+    return parts[0], parts[1]
+
+
+def _shown(found: object) -> str:
+    if isinstance(found, Tensor):
+        return f"a tensor of shape {tuple(found.shape)}"
+    return f"what is no tensor ({type(found).__name__})"
+
+
 class PolicyLoss(LossModule):  # type: ignore[misc]  # untyped base
     """Loss of one micro-batch (pack) of one agent.
 
@@ -127,7 +169,7 @@ class PolicyLoss(LossModule):  # type: ignore[misc]  # untyped base
 
         old, weights = of_record("old_logprobs"), of_record("weights")
         log_ratio = logprobs - old
-        surrogate, clipped = self.algorithm.surrogate(log_ratio, of_record("advantages"), self.clip)
+        surrogate, clipped = find_surrogate(self.algorithm, log_ratio, of_record("advantages"), self.clip)
         importance = (old - of_record("sampler_logprobs")).exp().clamp(max=MAX_IMPORTANCE)
         loss = -importance * surrogate
         if self.beta:

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mappa_envs.coach.base import BUDGET_SPENT, Coach, CoachRequest, EpisodeRequest, HindsightCoach
+from mappa_envs.coach.base import (
+    BUDGET_SPENT,
+    Coach,
+    CoachRequest,
+    EpisodeRequest,
+    HindsightCoach,
+    check_is_coach,
+)
 from mappa_envs.coach.fake import FakeCoach
 from mappa_envs.coach.llm import LLMCoach
 from mappa_envs.coach.llm.parse import parse_verdict
@@ -37,7 +44,8 @@ _FACTORIES: dict[str, Callable[..., Coach]] = {"rubric": RubricCoach, "fake": Fa
 def make_coach(name: str, **options: object) -> Coach:
     """The coach of that name. `name:rest` hands `rest` to its factory as the first argument.
 
-    Raises `ConfigError` for an unknown name or for options that the coach does not have.
+    Raises `ConfigError` for an unknown name, for options that the coach does not have, or for a factory that
+    makes no coach.
     """
     kind, colon, rest = name.partition(":")
     if kind not in _FACTORIES:
@@ -47,11 +55,13 @@ def make_coach(name: str, **options: object) -> Coach:
             f"Add your own with mappa_envs.coach.register_coach({kind!r}, factory)"
         )
     try:
-        return _FACTORIES[kind](*([rest] if colon else []), **options)
+        made = _FACTORIES[kind](*([rest] if colon else []), **options)
     except MappaError:
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"coach {name!r} cannot be made with options {sorted(options)}: {error}") from error
+    check_is_coach(made)
+    return made
 
 
 def register_coach(name: str, factory: Callable[..., Coach]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
+from mappa_envs.errors import ConfigError
 from mappa_envs.types import Artifact, CoachScore, Episode, Outcome, Role, StopReason, Task, Turn
 
 BUDGET_SPENT = "budget"
@@ -112,3 +113,14 @@ class CheckedCoach(Protocol):
     async def check(self) -> None:
         """Raises `UnavailableError` or `ConfigError`, which say what to do."""
         ...
+
+
+def check_is_coach(coach: object) -> None:
+    """Raise `ConfigError` on what can score nothing: a function, a class in place of its instance."""
+    if isinstance(coach, type):
+        raise ConfigError(f"coach: {coach.__name__} is a class; give an instance of it: {coach.__name__}(…)")
+    if not any(callable(getattr(coach, name, None)) for name in ("score", "score_episode")):
+        raise ConfigError(
+            f"coach: {coach!r} has no method score(); a coach is an object with "
+            "`async def score(self, request)` that returns a CoachScore"
+        )

@@ -57,6 +57,7 @@ from mappa_envs.dsbench.metrics import REPORT_KEYS
 from mappa_envs.dsbench.tasks import DSBenchTask, load_tasks, too_good
 from mappa_envs.errors import ConfigError
 from mappa_envs.pipeline import PipelineEnv
+from mappa_envs.rules import choose_team, seat_counts
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 from mappa_envs.types import Artifact, Episode, Message, Outcome, Role, Task
 from mappa_envs.view import View
@@ -66,8 +67,7 @@ SUBMISSION = "submission.csv"
 
 def dsbench_team(max_actions: Sequence[int] = (4, 4, 4)) -> list[Role]:
     """The three roles; `max_actions` in their order."""
-    if len(max_actions) != 3:
-        raise ConfigError(f"max_actions: one number for each of the three roles, got {tuple(max_actions)}")
+    counts = seat_counts(max_actions, (4, 4, 4))
     seats = (
         ("data_engineer", "Data Engineer", ("X_train.pkl", "y_train.pkl", "X_test.pkl")),
         ("modeler", "Modeler", ("model.pkl",)),
@@ -75,7 +75,7 @@ def dsbench_team(max_actions: Sequence[int] = (4, 4, 4)) -> list[Role]:
     )
     return [
         Role(name=f"{seat}_0", title=title, duty=prompts.DUTIES[seat], max_actions=most, required=required)
-        for (seat, title, required), most in zip(seats, max_actions, strict=True)
+        for (seat, title, required), most in zip(seats, counts, strict=True)
     ]
 
 
@@ -86,7 +86,7 @@ class DSBenchEnv(PipelineEnv):
     ----------
     tasks : "embedded", a folder of tasks (see `load_tasks`), or tasks that are loaded already.
     split : "train", "val", "test" or None for all; only for a source that is loaded here.
-    max_actions : the most messages of each role.
+    max_actions : the most messages of each role; None = (4, 4, 4). Not beside `team`, whose roles say it.
     prompt_style : "full", or "starter" for a very small model: short, with a script to start from
         for each of these three roles.
     team : other roles in place of `dsbench_team(max_actions)`.
@@ -108,7 +108,7 @@ class DSBenchEnv(PipelineEnv):
         tasks: str | Path | Sequence[DSBenchTask] = "embedded",
         split: str | None = "train",
         *,
-        max_actions: Sequence[int] = (4, 4, 4),
+        max_actions: Sequence[int] | None = None,
         prompt_style: prompts.PromptStyle = "full",
         team: Sequence[Role] | None = None,
         coach: Coach | str | None = "rubric",
@@ -119,9 +119,9 @@ class DSBenchEnv(PipelineEnv):
         if prompt_style not in prompts.STYLES:
             raise ConfigError(f"prompt_style: unknown {prompt_style!r}; known: {', '.join(prompts.STYLES)}")
         self.prompt_style = prompt_style
-        loaded = load_tasks(str(tasks), split) if isinstance(tasks, (str, Path)) else list(tasks)
+        loaded = load_tasks(str(tasks), split) if isinstance(tasks, (str, Path)) else tasks
         super().__init__(
-            dsbench_team(max_actions) if team is None else team,
+            choose_team(team, max_actions, dsbench_team),
             loaded,
             coach=coach,
             sandbox=sandbox,

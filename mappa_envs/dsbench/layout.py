@@ -266,6 +266,9 @@ def _entries(root: Path) -> list[Entry]:
     for data in tried:
         if (data / "data_resplit").is_dir() and (found := official.chosen(data, root)):
             return found
+    if tables := [*root.glob("train.csv"), *sorted(root.glob("*/train.csv"))]:
+        folder = tables[0].parent
+        raise DataError(f"{folder}: there is a train.csv here; task.toml is missing (docs/dsbench.md)")
     raise DataError(
         f"{root}: no tasks. Tried {root / '*' / 'task.toml'} and "
         f"{', '.join(str(path / 'data_resplit') for path in tried)}. "

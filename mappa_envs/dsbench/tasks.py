@@ -130,12 +130,17 @@ def _load_source(source: str) -> list[DSBenchTask]:
     root = os.environ.get("DSBENCH_ROOT") if source == "dsbench" else source
     if not root:
         raise ConfigError("tasks 'dsbench': set DSBENCH_ROOT to the unpacked archive of DSBench")
-    if not Path(root).expanduser().is_dir():
+    if not (path := Path(root).expanduser()).is_dir():
+        if path.suffix.lower() == ".csv" and path.is_file():
+            raise ConfigError(
+                f"tasks: {path} is a CSV; a table task is a folder with task.toml, train.csv, test.csv, "
+                "answers.csv (docs/dsbench.md)"
+            )
         raise ConfigError(
-            f"unknown tasks {source!r}: {Path(root).expanduser().absolute()} is not a folder; "
+            f"unknown tasks {source!r}: {path.absolute()} is not a folder; "
             "known: 'embedded', 'dsbench' (with $DSBENCH_ROOT) or the path of a folder of tasks"
         )
-    return layout.load_folder(Path(root).expanduser())
+    return layout.load_folder(path)
 
 
 def make_prompt(description: str, spec: TaskSpec, columns: Sequence[Column]) -> str:

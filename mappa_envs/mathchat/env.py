@@ -52,6 +52,7 @@ from mappa_envs.mathchat import prompts
 from mappa_envs.mathchat.grading import Verdict, judge_apart
 from mappa_envs.mathchat.tasks import MathTask, load_tasks
 from mappa_envs.pipeline import PipelineEnv
+from mappa_envs.rules import choose_team, seat_counts
 from mappa_envs.sandbox.base import Limits, Sandbox, Workspace
 from mappa_envs.stats import mean
 from mappa_envs.types import Episode, Message, Outcome, Role, Task
@@ -70,8 +71,7 @@ _MESSAGES = {
 
 def mathchat_team(max_actions: Sequence[int] = (1, 2, 1)) -> list[Role]:
     """The three roles; `max_actions` in their order."""
-    if len(max_actions) != 3:
-        raise ConfigError(f"max_actions: one number for each of the three roles, got {tuple(max_actions)}")
+    counts = seat_counts(max_actions, (1, 2, 1))
     seats = (
         ("problem_solver", "Problem Solver"),
         ("code_executor", "Code Executor"),
@@ -79,7 +79,7 @@ def mathchat_team(max_actions: Sequence[int] = (1, 2, 1)) -> list[Role]:
     )
     return [
         Role(name=f"{seat}_0", title=title, duty=prompts.DUTIES[seat], max_actions=most)
-        for (seat, title), most in zip(seats, max_actions, strict=True)
+        for (seat, title), most in zip(seats, counts, strict=True)
     ]
 
 
@@ -92,7 +92,7 @@ class MathChatEnv(PipelineEnv):
         loaded already.
     split : "train", "val", "test" or None for all; only for a source that is loaded here.
     level : only tasks of this level; embedded tasks have 1, 2 and 3. Only for a source that is loaded here.
-    max_actions : the most messages of each role.
+    max_actions : the most messages of each role; None = (1, 2, 1). Not beside `team`, whose roles say it.
     max_tokens : the limit on a message that the agents are told of. Whoever samples has to keep it.
     prompt_style : "full", or "starter" for a very small model: short, with an answer to start from
         for each of these three roles.
@@ -117,7 +117,7 @@ class MathChatEnv(PipelineEnv):
         split: str | None = "train",
         *,
         level: int | None = None,
-        max_actions: Sequence[int] = (1, 2, 1),
+        max_actions: Sequence[int] | None = None,
         max_tokens: int = 4096,
         prompt_style: prompts.PromptStyle = "full",
         team: Sequence[Role] | None = None,
@@ -130,15 +130,16 @@ class MathChatEnv(PipelineEnv):
             raise ConfigError(f"prompt_style: unknown {prompt_style!r}; known: {', '.join(prompts.STYLES)}")
         if max_tokens < 1:
             raise ConfigError(f"max_tokens must be at least 1, got {max_tokens}")
+        loaded: Sequence[MathTask]
         if isinstance(tasks, (str, Path)):
             loaded = load_tasks(str(tasks), split, level=level)
         elif level is not None:
             raise ConfigError("level chooses among tasks that are loaded here; these are loaded already")
         else:
-            loaded = list(tasks)
+            loaded = tasks
         self.prompt_style, self.max_tokens = prompt_style, max_tokens
         super().__init__(
-            mathchat_team(max_actions) if team is None else team,
+            choose_team(team, max_actions, mathchat_team),
             loaded,
             coach=coach,
             sandbox=sandbox,

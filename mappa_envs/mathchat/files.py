@@ -116,6 +116,11 @@ def _lines(path: Path, text: str) -> list[Any]:
         try:
             records.append(json.loads(line))
         except (ValueError, RecursionError) as error:
+            if path.suffix.lower() == ".csv":
+                raise DataError(
+                    f"{path} is a CSV; maths problems are JSON or JSON lines, and a table task is a folder "
+                    "with task.toml, train.csv, test.csv, answers.csv (docs/dsbench.md)"
+                ) from None
             raise DataError(
                 f"{path}: neither one JSON value nor JSON lines; line {number}: {error}"
             ) from error

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, TypeVar, get_args
 
 from mappa_envs.errors import ConfigError
 
@@ -126,9 +126,10 @@ def find_algorithm(name: str) -> type[Algorithm]:
         from mappa_train.config import did_you_mean
 
         known = list_algorithms()
+        module, _, attribute = name.rpartition(".")
+        hint = f" (did you mean {module}:{attribute}?)" if module and attribute else did_you_mean(name, known)
         raise ConfigError(
-            f"--algorithm {name}: unknown{did_you_mean(name, known)}; give {', '.join(known)}, "
-            "or module:Class for one of your own"
+            f"--algorithm {name}: unknown{hint}; give {', '.join(known)}, or module:Class for one of your own"
         )
     return _REGISTERED[name]
 
@@ -136,13 +137,19 @@ def find_algorithm(name: str) -> type[Algorithm]:
 def _foreign(name: str) -> type[Algorithm]:
     module, _, attribute = name.partition(":")
     try:
-        kind = getattr(import_module(module), attribute)
+        found = import_module(module)
+        kind = getattr(found, attribute, None)
     # Foreign code may raise anything, and a script without a main guard ends the process.
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"--algorithm {name}: cannot be imported ({_cause(error)}); run where `import {module}` works"
         ) from error
-    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+    if kind is None:
+        kinds = [value for value in vars(found).values() if _is_algorithm(value)]
+        its = [value.__name__ for value in kinds if value.__module__ == module]
+        there = f"there are {', '.join(its)}" if its else "nor any other subclass of Algorithm"
+        raise ConfigError(f"--algorithm {name}: {module} has no {attribute!r}; {there}")
+    if not _is_algorithm(kind):
         raise ConfigError(f"--algorithm {name}: not a subclass of mappa_train.algorithms.Algorithm")
     if kind.__abstractmethods__:
         raise ConfigError(f"--algorithm {name}: it has no method `advantages`")
@@ -154,6 +161,10 @@ def _foreign(name: str) -> type[Algorithm]:
         ) from error
     _check_fixed(name, kind.fixed)
     return kind
+
+
+def _is_algorithm(value: object) -> TypeGuard[type[Algorithm]]:
+    return isinstance(value, type) and issubclass(value, Algorithm)
 
 
 def _cause(error: BaseException) -> str:

@@ -37,6 +37,26 @@ def test_names_of_tasks_and_columns_cannot_steer_the_terminal(
     assert "\x1b" not in shown.out + shown.err
 
 
+def test_a_csv_and_a_folder_without_task_toml_are_told_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "houses"
+    folder.mkdir()
+    table = folder / "train.csv"
+    table.write_text("id,rooms,price\n1,2,3\n")
+    for arguments in (["data", "check", str(table)], ["data", "list", "--tasks", str(table)]):
+        assert command.main(arguments) == 2
+        said = capsys.readouterr().err
+        assert f"{table} is a CSV; " in said
+        assert "a table task is a folder with task.toml, train.csv, test.csv, answers.csv (docs/ds" in said
+    for path in (folder, tmp_path):
+        assert command.main(["data", "check", str(path)]) == 2
+        said = capsys.readouterr().err
+        assert said == (
+            f"mappa_envs: {folder}: there is a train.csv here; task.toml is missing (docs/dsbench.md)\n"
+        )
+
+
 def test_an_interrupt_ends_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,16 @@ def test_a_coroutine_policy_that_uses_the_synchronous_api_is_told_so(make_env: M
         ({"env": None}, "env: an environment or an id such as 'dsbench-v0' is needed, got None"),
         ({"env": "nothing-v0"}, "there is no environment 'nothing-v0'; known: dsbench-v0"),
         ({"policies": None}, r"policies: a function policy\(agent, messages\) is needed, got None"),
+        (
+            {"policies": lambda agent: ""},
+            r"policies: it is called as policy\(agent, messages\).* takes \(agent\)",
+        ),
+        (
+            {"policies": dict.fromkeys(SCRIPT, lambda: "")},
+            r"policies\['data_engineer_0'\]: it is called as policy\(agent, messages\).* takes \(\)",
+        ),
+        ({"coach": "rubric"}, r"no argument coach; .* evaluate\(make\('dsbench-v0', coach=…\), policy\)"),
+        ({"tasks": "mine"}, r"no argument tasks; .*make\('dsbench-v0', tasks=…\)"),
         ({"policies": "good"}, "policies: a function .* is needed, got 'good'"),
         ({"policies": dict.fromkeys(SCRIPT)}, r"policies\['data_engineer_0'\]: a function .* got None"),
         ({"policies": {"modeler_0": good}}, "policies: one for each of data_engineer_0, .*, got modeler_0"),

@@ -284,6 +284,57 @@ def test_bad_input_is_named(make_env: MakeEnv) -> None:
             make_env(time_limit_s=limit_s)
 
 
+class CoachOfOnesOwn:
+    async def score(self, request: CoachRequest) -> CoachScore:
+        return CoachScore(score=5.0, reason="own")
+
+
+def role(required: Any) -> Role:
+    return Role(name="analyst_0", title="Analyst", duty="Predict.", required=required)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_actions": 2}, r"max_actions: one number for each .* such as \(4, 4, 4\), is needed, got 2"),
+        ({"max_actions": (1, 2)}, r"max_actions: one number .* got \(1, 2\)"),
+        (
+            {"max_actions": (1,), "team": dsbench_team()},
+            r"max_actions: \(1,\) .* give each Role its max_actions",
+        ),
+        ({"team": ["a", "b"]}, r"team: each member must be a Role\(.*\), got 'a'"),
+        ({"team": 5}, "team: a list of Role is needed, got 5"),
+        ({"team": []}, "team: needs at least one role"),
+        (
+            {"team": [role("submission.csv")]},
+            r"required of analyst_0 must be a tuple .* \('submission.csv',\), got 'submission.csv'",
+        ),
+        ({"team": [role(None)]}, "required of analyst_0 must be a tuple .* got None"),
+        ({"team": [role((1,))]}, r"required of analyst_0 must be a tuple .* got \(1,\)"),
+        ({"coach": lambda request: 5}, r"coach: <function .* has no method score\(\)"),
+        ({"coach": CoachOfOnesOwn}, r"coach: CoachOfOnesOwn is a class; give .*: CoachOfOnesOwn\("),
+        ({"sandbox": "none"}, "sandbox: unknown kind 'none'; known: auto"),
+        ({"sandbox": None}, "sandbox: a Sandbox or a kind such as 'auto' is needed, got None"),
+        ({"sandbox": FakeSandbox}, "sandbox: a Sandbox or a kind .*FakeSandbox"),
+        ({"packages": "lightgbm"}, r"packages must be a list of names, such as \['lightgbm'\]"),
+        ({"packages": ["lightgbm"]}, "packages belong to the given sandbox"),
+        ({"tasks": 5}, "tasks: a list of Task is needed, got 5"),
+        ({"tasks": ["tiny"]}, "tasks: each must be a Task, .* got 'tiny'"),
+        ({"tasks": []}, "tasks: there are none"),
+    ],
+)
+def test_a_wrong_type_is_named_before_there_is_an_environment(
+    make_env: MakeEnv, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_env(**options)
+
+
+def test_what_goes_together_is_taken(make_env: MakeEnv) -> None:
+    assert make_env(coach=CoachOfOnesOwn(), max_actions=[2, 1, 3]).rules.max_turns == 6
+    assert make_env(team=[role(["submission.csv"])]).rules.required == ("submission.csv",)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -524,6 +524,16 @@ def test_a_coach_that_cannot_look_back_is_refused_at_once(make_env: MakeEnv) -> 
         make_env(coach=NoHindsight(), scoring="hindsight")
     with pytest.raises(ConfigError, match=r"hindsight.*NoHindsight"):
         make_env(scoring="hindsight").sibling(NoHindsight())
+
+    class OnlyHindsight:
+        async def score_episode(self, request: EpisodeRequest) -> list[CoachScore | None]:
+            return [scored(5.0)] * len(request.episode.turns)
+
+    with pytest.raises(ConfigError, match=r"deferred.*OnlyHindsight has no score\(\)"):
+        make_env(coach=OnlyHindsight(), scoring="deferred")
+    env = make_env(coach=OnlyHindsight(), scoring="hindsight")
+    play(env)
+    assert finals(env.episode) == [5.0, 5.0, 5.0]
     with pytest.raises(ConfigError, match=r"scoring.*later"):
         make_env(scoring="later")
 
@@ -629,6 +639,27 @@ def test_what_is_no_verdict_is_refused_and_its_coach_named(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"Odd\.score.*{words}"):
         play(make_env(coach=coach_returning(returned), scoring=scoring))
+
+
+@pytest.mark.parametrize("scoring", get_args(Scoring))
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"score": 30}, r"score 30: it must be a number in \[0, 10\]"),
+        ({"score": "good"}, "score 'good': it must be a number"),
+        (
+            {"score": 5.0, "blame": {"modeler_0": 0.5}},
+            r"blame \{'modeler_0': 0\.5\}: the shares must sum to 1",
+        ),
+        ({"score": 5.0, "raised": 2.0}, r"raised 2\.0: it must be a number in \[0, 1\], or None"),
+    ],
+)
+def test_a_score_that_cannot_be_names_the_coach_that_made_it(
+    make_env: MakeEnv, scoring: Scoring, fields: dict[str, Any], words: str
+) -> None:
+    coach = coach_returning(lambda: CoachScore(reason="mine", **fields))
+    with pytest.raises(ConfigError, match=rf"^Odd\.score(_episode)? returned a CoachScore with {words}"):
+        play(make_env(coach=coach, scoring=scoring))
 
 
 @pytest.mark.parametrize("scoring", ["inline", "deferred"])

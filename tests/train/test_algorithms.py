@@ -22,7 +22,7 @@ from mappa_envs.errors import ConfigError
 from mappa_train.algorithms import Algorithm, find_algorithm, list_algorithms, register_algorithm
 from mappa_train.algorithms.reinforce_pp import ReinforcePP
 from mappa_train.config import to_toml
-from mappa_train.learner import Learner, NumericsError
+from mappa_train.learner import Learner
 from mappa_train.schedule import learning_rate
 from mappa_train.settings import read_settings, resolve
 
@@ -116,6 +116,23 @@ class Broken(Algorithm):
         return torch.zeros(3)
 
 
+class NotFinite(Algorithm):
+    def advantages(self, batch: Any) -> Tensor:
+        values = batch.tokens(batch.returns)
+        values[:2] = torch.tensor([math.nan, math.inf])
+        return values
+
+
+class AsList(Algorithm):
+    def advantages(self, batch: Any) -> Any:
+        return batch.tokens(batch.returns).tolist()
+
+
+class OneObjective(ReinforcePP):
+    def surrogate(self, log_ratio: Tensor, advantages: Tensor, clip: float) -> Any:
+        return super().surrogate(log_ratio, advantages, clip)[0]
+
+
 class Abstract(Algorithm):
     pass
 
@@ -137,9 +154,35 @@ def test_advantages_of_the_wrong_shape_are_refused(folder: Path) -> None:
     policies = make_policies(folder)
     before = weights(policies, AGENTS[0])
     learner = Learner(policies, make_config(algorithm=f"{__name__}:Broken"))
-    with pytest.raises(NumericsError, match=r"test_algorithms:Broken: advantages .* shape \(3,\)"):
+    with pytest.raises(
+        ConfigError, match=r"Broken.advantages returned a tensor of shape \(3,\) for \d+ tokens"
+    ):
         learner.update(make_samples(policies, RETS))
     assert torch.equal(weights(policies, AGENTS[0]), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "NotFinite",
+            r"NotFinite\.advantages returned numbers of which 2 of \d+ are not finite: return one finite",
+        ),
+        (
+            "AsList",
+            r"AsList\.advantages returned what is no tensor \(list\) for \d+ tokens: return a tensor of",
+        ),
+        (
+            "OneObjective",
+            r"OneObjective\.surrogate returned a tensor of shape \(\d+,\) for \d+ tokens: return two",
+        ),
+    ],
+)
+def test_what_an_algorithm_must_not_return_is_named(folder: Path, name: str, words: str) -> None:
+    policies = make_policies(folder)
+    learner = Learner(policies, make_config(algorithm=f"{__name__}:{name}"))
+    with pytest.raises(ConfigError, match=words):
+        learner.update(make_samples(policies, RETS))
 
 
 def test_actions_without_a_companion_are_warned_about(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -158,7 +201,9 @@ def test_actions_without_a_companion_are_warned_about(folder: Path, caplog: pyte
     [
         ({"algorithm": "grp"}, "did you mean grpo"),
         ({"algorithm": "no_such_module:X"}, "cannot be imported"),
-        ({"algorithm": f"{__name__}:Missing"}, "cannot be imported"),
+        ({"algorithm": f"{__name__}:Missing"}, "has no 'Missing'; there are Backwards, Broken, "),
+        ({"algorithm": "math:Missing"}, "math has no 'Missing'; nor any other subclass of Algorithm"),
+        ({"algorithm": "my_algorithms.DualClip"}, "did you mean my_algorithms:DualClip?"),
         ({"algorithm": ".:X"}, "cannot be imported"),
         ({"algorithm": "rloo", "samples_per_task": "2", "episodes_per_step": "5"}, "-step 5 alone"),
         ({"algorithm": "math:pi"}, "not a subclass"),

@@ -56,6 +56,7 @@ def set_trainer(monkeypatch: pytest.MonkeyPatch, train: Callable[..., None]) -> 
         ("--lrr 3", "did you mean --lr?"),
         ("trian", "did you mean train?"),
         ("--env dsbench", "did you mean dsbench-v0?"),
+        ("--tasks /nope", "there is no such folder or file; correct the path, or give embedded"),
         ("--tasks embeded", "did you mean embedded?"),
         ("--model smollm-135m", "did you mean smollm2-135m?"),
         ("--model tinny", "unknown; did you mean tiny? Give smollm2-135m, tiny, a Hugging Face id"),
@@ -64,7 +65,7 @@ def set_trainer(monkeypatch: pytest.MonkeyPatch, train: Callable[..., None]) -> 
         ("--sandbox unsafe-local", "isolates nothing"),
         ("--sandbox dcoker", "did you mean docker?"),
         ("--sandbox docker:", "docker:IMAGE"),
-        ("--preset gpu", "known: cpu"),
+        ("--preset gpu", "did you mean single-gpu?"),
         ("--preset ../presets/cpu", "known: cpu"),
         ("--config \0", "NUL character"),
         ("--out a\udcff", r"'a\udcff': must be UTF-8 text"),
@@ -81,6 +82,11 @@ def set_trainer(monkeypatch: pytest.MonkeyPatch, train: Callable[..., None]) -> 
         ("--step 3", "did you mean --steps?"),
         ("resume runs/none", "no such run folder"),
         ("resume", "required: RUN"),
+        (
+            "resume runs/x --lr 1e-4",
+            "change its config.toml, or begin a new one from its weights: --init runs/x --lr",
+        ),
+        ("resume runs/x --lrr 1e-4", "unknown flag --lrr"),
         ("eval x --episodes 0", "whole number from 1"),
         ("eval x --split tset", "did you mean test?"),
         ("sft --data none/at/all", "there is no such file or folder"),
@@ -117,6 +123,16 @@ def test_help_and_mistakes_are_answered_at_once() -> None:
         assert "mappa_train.cli" in imported
         assert not imported & {"torch", "transformers", "litellm", "pandas"}
         assert "Traceback" not in done.stderr
+
+
+def test_help_names_one_default_a_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Default: all learn. --shared-policy" in shown
+    assert "http://localhost:8000/v1. Default: none. --coach-timeout-s" in shown
+    assert "Default: 'rubric'. --coach-base-url" in shown
+    assert "Default: ''" not in shown
 
 
 def test_what_comes_before_a_run_loads_no_torch() -> None:
